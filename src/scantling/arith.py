@@ -1,0 +1,92 @@
+"""Arithmetic that works alike on an int and on an array of ints.
+
+A cost function never tests a dimension: it uses ``+ * //`` and the four functions below. So one
+formula serves one model, exactly, and a column of a million models.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, cast
+
+from msgspec import Meta
+
+LARGEST = 2**40
+"""No dimension of a model is larger: 1.1e12, a thousand times the largest vocabulary."""
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Dim: TypeAlias = int | NDArray[np.int64]
+    """A dimension: an int in a spec, an int64 array in a column spec."""
+    Num: TypeAlias = int | float | NDArray[Any]
+    """A number or an array of numbers: what a cost is."""
+else:
+    Dim = Annotated[int, Meta(ge=1, le=LARGEST)]
+    Num = float
+
+
+def is_array(value: object) -> bool:
+    """Whether a value is an array. Only edges ask: a cost formula does not need to know."""
+    return hasattr(value, "dtype")
+
+
+def ceil_div(a: Dim, b: Dim) -> Dim:
+    """The smallest integer not below a / b.
+
+    Example:
+        >>> ceil_div(50257, 128)
+        393
+    """
+    return -(-a // b)
+
+
+def round_up(a: Dim, multiple: Dim) -> Dim:
+    """The smallest multiple not below a.
+
+    Example:
+        >>> round_up(50257, 128)
+        50304
+    """
+    return ceil_div(a, multiple) * multiple
+
+
+def minimum(a: Any, b: Any) -> Any:  # noqa: ANN401 - the type of the result is the type given
+    """The smaller of two numbers, elementwise on arrays.
+
+    Example:
+        >>> minimum(8192, 1024)
+        1024
+    """
+    if is_array(a) or is_array(b):
+        import numpy as np
+
+        return np.minimum(a, b)
+    return min(a, b)
+
+
+def maximum(a: Any, b: Any) -> Any:  # noqa: ANN401 - the type of the result is the type given
+    """The larger of two numbers, elementwise on arrays.
+
+    Example:
+        >>> maximum(0, 3)
+        3
+    """
+    if is_array(a) or is_array(b):
+        import numpy as np
+
+        return np.maximum(a, b)
+    return max(a, b)
+
+
+def wide(value: Dim) -> Any:  # noqa: ANN401 - the type of the result is the type given
+    """A dimension about to be multiplied by batch, context squared or tokens.
+
+    An int stays an int, which Python keeps exact at any size. An int64 array becomes float64: it
+    would wrap silently at 405 B parameters times 2 M tokens of context.
+
+    Example:
+        >>> wide(7) * 2**62 * 2**62 == 7 * 2**124
+        True
+    """
+    return cast("Any", value).astype("float64") if is_array(value) else value

@@ -1,0 +1,143 @@
+"""Models by name: the catalogue in ``data/models.toml``, and every way a MODEL can be given."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
+
+from scantling.errors import FieldError, UnknownNameError
+from scantling.formats import hf
+from scantling.formats.json_file import parse_object, read_object
+from scantling.sources import read_data
+from scantling.spec import Spec
+
+
+class Named(Struct, frozen=True):
+    """One model of the catalogue."""
+
+    name: str
+    hub: str
+    released: str
+    source: str
+    parameters: int
+    config: dict[str, Any]
+
+
+class Loaded(Struct, frozen=True):
+    """A model that was given, wherever it came from."""
+
+    name: str
+    spec: Spec
+    model_type: str
+    notes: tuple[str, ...] = ()
+    n_mtp: int = 0
+
+
+@functools.cache
+def named() -> dict[str, Named]:
+    """Every model of the catalogue by its name."""
+    found = {}
+    for name, entry in read_data("models.toml").items():
+        config = {k: None if v == "null" else v for k, v in entry.pop("config").items()}
+        found[name] = Named(name=name, config=config, **entry)
+    return found
+
+
+@functools.cache
+def loaded(name: str) -> Loaded:
+    """A model of the catalogue, read."""
+    key = plain(name)
+    by_plain = {plain(k): k for k in named()} | {plain(v.hub): k for k, v in named().items()}
+    if key not in by_plain:
+        raise UnknownNameError("model", name, named())
+    entry = named()[by_plain[key]]
+    read = hf.read(entry.config)
+    return Loaded(entry.name, read.spec, read.model_type, read.notes, read.n_mtp)
+
+
+def plain(name: str) -> str:
+    """A name without case, spaces and underscores: Llama_3.1-8B is llama-3.1-8b."""
+    return name.strip().lower().replace("_", "-").replace(" ", "-")
+
+
+def model(name: str) -> Spec:
+    """The spec of a model of the catalogue.
+
+    Raises:
+        UnknownNameError: With the nearest names.
+
+    Example:
+        >>> model("Llama-3.1-8B").d_ff
+        14336
+    """
+    return loaded(name).spec
+
+
+def load(given: str | Path | dict[str, Any] | Spec) -> Loaded:
+    """A model from whatever names it.
+
+    Args:
+        given: A catalogue name, a path to a ``config.json`` or its folder, ``-`` for JSON on
+            standard input, a parsed config, or a spec.
+
+    Raises:
+        FieldError: If it is nothing of that; the message says what it looked like.
+
+    Example:
+        >>> load({"model_type": "gpt2"}).spec.n_layer
+        12
+    """
+    if isinstance(given, Spec):
+        return Loaded("spec", given, "spec")
+    if isinstance(given, dict):
+        return _from_config(given, str(given.get("_name_or_path") or "config"), [])
+    text = str(given)
+    if text == "-":
+        config, notes = parse_object(sys.stdin.read(), "standard input")
+        return _from_config(config, "stdin", notes)
+    path = Path(text)
+    if path.is_dir():
+        path = path / "config.json"
+        if not path.is_file():
+            raise FieldError("model", text, "is a folder without a config.json")
+    if path.is_file():
+        if path.suffix in {".safetensors", ".gguf"}:
+            raise FieldError("model", text, "is a checkpoint; give its config.json for now")
+        config, notes = read_object(path)
+        name = path.parent.name if path.name == "config.json" and path.parent.name else path.stem
+        return _from_config(config, name, notes)
+    if path.suffix in {".json", ".safetensors", ".gguf"}:
+        raise FieldError("model", text, "does not exist")
+    try:
+        return loaded(text)
+    except UnknownNameError as error:
+        if "/" in text and path.parts[0] not in {".", "..", "/"}:
+            hint = "download its config.json and give the path; hub ids are not fetched yet"
+            raise FieldError("model", text, "is no file and not in the catalogue", hint) from None
+        raise error from None
+
+
+def _from_config(config: dict[str, Any], name: str, notes: list[str]) -> Loaded:
+    read = hf.read(config)
+    return Loaded(name, read.spec, read.model_type, (*notes, *read.notes), read.n_mtp)
+
+
+def nearest_by_size(total: int, n: int = 3, exclude: tuple[str, ...] = ()) -> list[Loaded]:
+    """The models of the catalogue nearest to a parameter count, one of each shape.
+
+    Dense models since 2023 only: what one would copy today.
+    """
+    seen, found = set(), []
+    recent = [m for m in named().values() if m.released >= "2023" and m.name not in exclude]
+    for entry in sorted(recent, key=lambda m: abs(m.parameters - total)):
+        one = loaded(entry.name)
+        if one.spec.decoder not in seen:
+            seen.add(one.spec.decoder)
+            found.append(one)
+        if len(found) == n:
+            break
+    return found

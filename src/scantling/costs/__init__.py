@@ -1,0 +1,1 @@
+"""What a spec costs: counts, time. Every function works on one spec and on a column alike."""

@@ -1,0 +1,1 @@
+"""Data of the package: TOML files, a source per number."""

@@ -1,0 +1,1 @@
+"""Outside descriptions of models, read into a spec and written from one."""

@@ -1,0 +1,168 @@
+"""Chips, links and nodes: the catalogue in ``data/chips.toml``, and names for its entries."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from scantling.errors import FieldError, UnknownNameError
+from scantling.hardware.parts import Chip, Efficiency, Network, Node, Rates, rate_name
+from scantling.sources import read_data
+from scantling.units import SI
+
+__all__ = [
+    "Chip",
+    "Efficiency",
+    "Network",
+    "Node",
+    "Rates",
+    "chip",
+    "chips",
+    "default_efficiency",
+    "network",
+    "node",
+    "rate_name",
+]
+
+NETWORK = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(b|bit|bps)(?:/s|ps)?\s*", re.IGNORECASE)
+
+
+@functools.cache
+def chips() -> dict[str, Chip]:
+    """Every chip of the catalogue by its key.
+
+    Example:
+        >>> len(chips()) > 50, chips()["mi300x"].vendor
+        (True, 'AMD')
+    """
+    data = _data()
+    attention = {
+        cc: entry for entry in data["attention"].values() for cc in entry["compute_capability"]
+    }
+    return {
+        key: _read(key, entry, data["default"], attention) for key, entry in data["chip"].items()
+    }
+
+
+def chip(name: str) -> Chip:
+    """A chip by key or alias; case, spaces, dashes, underscores and the brand do not matter.
+
+    Args:
+        name: ``h100-sxm``, ``H100 SXM``, or what ``torch.cuda.get_device_name()`` says:
+            ``NVIDIA H100 80GB HBM3``, ``Tesla V100-SXM2-32GB``.
+
+    Raises:
+        UnknownNameError: If no chip has that name; it names the nearest.
+
+    Example:
+        >>> chip("NVIDIA A100-SXM4-80GB").key, chip("rtx_4090").memory_kind
+        ('a100-sxm-80gb', 'GDDR6X')
+    """
+    known = _names()
+    for spelling in _spellings(name):
+        if spelling in known:
+            return chips()[known[spelling]]
+    raise UnknownNameError("gpu", name.strip().lower(), chips())
+
+
+@functools.cache
+def default_efficiency() -> Efficiency:
+    """The constants of a chip nobody measured, and their error on those somebody did.
+
+    Example:
+        >>> default_efficiency().matmul, default_efficiency().matmul_error
+        (0.755, 0.08)
+    """
+    return msgspec.convert(_data()["default"]["efficiency"], Efficiency)
+
+
+def node(of: Chip | str, n_gpu: int = 8) -> Node:
+    """A machine of equal chips, joined by the chip's own links.
+
+    Args:
+        of: A chip or its name.
+        n_gpu: How many.
+
+    Raises:
+        FieldError: If there is not at least one.
+        UnknownNameError: If no chip has that name.
+
+    Example:
+        >>> node("h100").link
+        Network(bytes_per_s=450000000000.0, latency_s=1.6e-05)
+    """
+    if n_gpu < 1:
+        raise FieldError("gpus_per_node", n_gpu, "must be at least 1")
+    one = chip(of) if isinstance(of, str) else of
+    latency_s = _data()["default"]["link"]["latency_s"]
+    speed = one.link_bytes_per_s
+    link = None if speed is None else Network(bytes_per_s=speed, latency_s=latency_s)
+    return Node(chip=one, n_gpu=n_gpu, link=link)
+
+
+def network(text: str, latency_s: float | None = None) -> Network:
+    """A network between nodes, per GPU and direction: ``400Gb`` is bits, ``50GB`` is bytes.
+
+    Args:
+        text: A speed; only the case of the b tells bits from bytes.
+        latency_s: What a small message costs; by default the assumed one of the catalogue.
+
+    Raises:
+        FieldError: If the text is no speed above zero.
+
+    Example:
+        >>> network("400Gb").bytes_per_s, network("400 Gbit/s") == network("50GB/s")
+        (50000000000.0, True)
+    """
+    match = NETWORK.fullmatch(text)
+    if not match or float(match[1]) == 0:
+        raise FieldError("net", text, "is not a network speed", "write 400Gb or 50GB")
+    factor = 1.0 if match[3] == "B" else 1 / 8
+    speed = float(match[1]) * 10.0 ** SI[match[2].lower()] * factor
+    latency = _data()["default"]["network"]["latency_s"] if latency_s is None else latency_s
+    return Network(bytes_per_s=speed, latency_s=latency)
+
+
+@functools.cache
+def _data() -> dict[str, Any]:
+    return read_data("chips.toml")
+
+
+def _read(
+    key: str, entry: dict[str, Any], default: dict[str, Any], attention: dict[str, Any]
+) -> Chip:
+    """One chip: the default constants, what its compute capability and its own table replace."""
+    efficiency = default["efficiency"] | entry.get("efficiency", default["unseen"])
+    widths = attention.get(entry.get("compute_capability", ""))
+    if widths:
+        sources = dict.fromkeys([*efficiency["sources"], *widths["sources"]])
+        efficiency |= {"attention": widths["fraction"], "sources": list(sources)}
+    fields = {"source_of": list(entry.get("source_of", {}).items()), "efficiency": efficiency}
+    return msgspec.convert({"key": key} | entry | fields, Chip)
+
+
+@functools.cache
+def _names() -> dict[str, str]:
+    """The key behind each plain spelling of a key or an alias; no two chips share one."""
+    names: dict[str, str] = {}
+    for key, entry in chips().items():
+        for name in (key, entry.name, *entry.aliases):
+            spelling = _spellings(name)[-1]
+            assert names.setdefault(spelling, key) == key, f"{name} is {names[spelling]} and {key}"
+    return names
+
+
+def _spellings(name: str) -> list[str]:
+    """A name without case and punctuation, then the same less each leading brand."""
+    return list(_shorten(re.sub(r"[\s_-]+", "", name.lower())))
+
+
+def _shorten(plain: str) -> Iterator[str]:
+    yield plain
+    for brand in _data()["default"]["brands"]:
+        if plain.startswith(brand) and plain != brand:
+            yield from _shorten(plain.removeprefix(brand))

@@ -1,0 +1,234 @@
+"""What hardware is to a cost: rates, memory, links, and how much of them kernels reach."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Literal
+
+from msgspec import Struct
+
+from scantling.arith import Dim, Num, maximum, minimum
+from scantling.errors import FieldError
+
+SPELLINGS = {
+    "float32": "fp32", "float": "fp32", "tfloat32": "tf32", "float16": "fp16", "half": "fp16",
+    "bfloat16": "bf16", "float8": "fp8", "fp8e4m3": "fp8", "fp8e5m2": "fp8", "e4m3": "fp8",
+    "float8e4m3fn": "fp8", "float8e5m2": "fp8", "mxfp8": "fp8", "nvfp4": "fp4", "mxfp4": "fp4",
+    "float4": "fp4",
+}  # fmt: skip
+"""Other spellings of a rate's dtype, without punctuation."""
+
+
+def rate_name(dtype: str) -> str:
+    """The name a rate goes by, from any common spelling of a dtype.
+
+    Example:
+        >>> rate_name("torch.bfloat16"), rate_name("FP8_E4M3"), rate_name("int8")
+        ('bf16', 'fp8', 'int8')
+    """
+    plain = "".join(c for c in dtype.lower().removeprefix("torch.") if c.isalnum())
+    return SPELLINGS.get(plain, plain)
+
+
+def interpolate(x: Dim, points: tuple[tuple[int, float], ...]) -> Num:
+    """A curve of straight pieces through points, flat beyond its ends; elementwise on arrays.
+
+    With points (x₀, y₀), (x₁, y₁), … in rising x, each piece adds its slope times the part of it
+    that lies below x:
+
+        y(x) = y₀ + Σ (yᵢ₊₁ − yᵢ) / (xᵢ₊₁ − xᵢ) × (clip(x, xᵢ, xᵢ₊₁) − xᵢ)
+
+    Example:
+        >>> round(interpolate(96, ((64, 0.43), (128, 0.53))), 3)
+        0.48
+        >>> interpolate(32, ((64, 0.43), (128, 0.53)))
+        0.43
+    """
+    y: Num = points[0][1] + 0.0 * x
+    for (left, low), (right, high) in itertools.pairwise(points):
+        y = y + (high - low) / (right - left) * (maximum(minimum(x, right), left) - left)
+    return y
+
+
+class Rates(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Peak dense rates in FLOPs per second (operations for INT8); None where there is none."""
+
+    fp32: float | None = None
+    tf32: float | None = None
+    fp16: float | None = None
+    bf16: float | None = None
+    fp8: float | None = None
+    fp4: float | None = None
+    int8: float | None = None
+
+
+class Efficiency(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How much of a chip its kernels reach.
+
+    A kernel takes max(FLOPs / (matmul × rate), bytes / (bandwidth_factor × bandwidth)) + launch_s.
+    The errors are mean absolute relative errors of that time on public measurements.
+
+    Args:
+        matmul: Fraction of the 16-bit peak.
+        matmul_error: Its error on large BF16 GEMMs.
+        matmul_fp8: Fraction of the FP8 peak, scaling work counted in.
+        matmul_fp8_error: Its error.
+        bandwidth_factor: Fraction of the memory bandwidth.
+        launch_s: What each kernel costs beside.
+        attention: (head width, fraction of the BF16 peak) of causal prefill attention.
+        kind: ``fitted`` to measurements of this chip, or ``assumed`` from its likes.
+        sources: Keys of the bibliography.
+        note: How it was found.
+    """
+
+    matmul: float
+    matmul_error: float
+    matmul_fp8: float
+    matmul_fp8_error: float
+    bandwidth_factor: float
+    launch_s: float
+    attention: tuple[tuple[int, float], ...]
+    kind: Literal["fitted", "assumed"]
+    sources: tuple[str, ...]
+    note: str = ""
+
+    def matmul_at(self, dtype: str) -> float:
+        """The fraction of that dtype's peak a large GEMM reaches; FP4 is taken as FP8."""
+        return self.matmul_fp8 if rate_name(dtype) in {"fp8", "fp4"} else self.matmul
+
+    def matmul_error_at(self, dtype: str) -> float:
+        """The error of a GEMM's time at that dtype."""
+        return self.matmul_fp8_error if rate_name(dtype) in {"fp8", "fp4"} else self.matmul_error
+
+    def attention_at(self, d_head: Dim) -> Num:
+        """The fraction of the BF16 peak prefill attention reaches at a head width, or an array."""
+        return interpolate(d_head, self.attention)
+
+
+class Chip(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One accelerator, as software sees it: rates, memory and links in base units.
+
+    Args:
+        key: Its name in the catalogue: ``h100-sxm``.
+        name: Its name for people: ``H100 SXM``.
+        vendor: Who makes it.
+        architecture: Hopper, CDNA3, …
+        efficiency: How much of it kernels reach.
+        memory_bytes: What the printed capacity means: GiB, but for B300 and GB300.
+        memory_usable_bytes: The total the driver reports, where known.
+        memory_bytes_per_s: Peak bandwidth.
+        link_bytes_per_s: One direction, all links of the chip together.
+        sm_count: SMs, compute units, cores, or matrix engines.
+        shared_bytes: L1 and shared memory of one SM together.
+        shared_max_bytes: The most of it that can be shared memory.
+        measured_best_bf16_flops_per_s: The best matmul found by search over shapes.
+        devices: How many devices software sees; the numbers are of all together.
+        datasheet_only: No measurement stands behind it.
+        sources: Keys of the bibliography that cover its numbers.
+        source_of: (field, key) where a field has a better one.
+        unverified: Fields typed from memory or derived by the rule in ``notes``; ``*`` is all.
+
+    Example:
+        >>> from scantling.hardware import chip
+        >>> chip("H100").rate("bf16") / 1e12, chip("H100").memory_bytes_per_s / 1e9
+        (989.0, 3350.0)
+    """
+
+    key: str
+    name: str
+    vendor: str
+    architecture: str
+    rates: Rates
+    efficiency: Efficiency
+    memory_bytes: int
+    memory_kind: str
+    memory_bytes_per_s: float
+    sources: tuple[str, ...]
+    compute_capability: str | None = None
+    sm_count: int | None = None
+    clock_hz: float | None = None
+    memory_usable_bytes: int | None = None
+    l2_bytes: int | None = None
+    shared_bytes: int | None = None
+    shared_max_bytes: int | None = None
+    link_kind: str | None = None
+    link_bytes_per_s: float | None = None
+    tdp_w: float | None = None
+    measured_best_bf16_flops_per_s: float | None = None
+    devices: int = 1
+    datasheet_only: bool = False
+    confidence: Literal["high", "medium", "low"] = "medium"
+    aliases: tuple[str, ...] = ()
+    source_of: tuple[tuple[str, str], ...] = ()
+    unverified: tuple[str, ...] = ()
+    notes: str = ""
+
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        """The dtypes it has a rate for."""
+        return tuple(d for d in Rates.__struct_fields__ if getattr(self.rates, d) is not None)
+
+    @property
+    def usable_bytes(self) -> int:
+        """The memory a program can count on: the driver's total, or the printed capacity."""
+        return self.memory_usable_bytes or self.memory_bytes
+
+    def rate(self, dtype: str) -> float:
+        """The peak dense rate at a dtype, in FLOPs per second.
+
+        A dtype without a rate is an error, not a slower dtype: whether FP8 weights run on the
+        BF16 units, and at what cost, is a kernel's choice that the caller has to make.
+
+        Args:
+            dtype: ``bf16``, ``bfloat16``, ``torch.bfloat16``, ``fp8_e4m3``, …
+
+        Raises:
+            FieldError: If the chip has no rate for it; the hint names a near one it has.
+
+        Example:
+            >>> from scantling.hardware import chip
+            >>> chip("v100").rate("bf16")
+            Traceback (most recent call last):
+            ...
+            scantling.errors.FieldError: dtype bf16 has no rate on v100-sxm2-32gb (it has fp32, fp16); use fp16
+        """  # noqa: E501 - a doctest compares the message as one line
+        name = rate_name(dtype)
+        value = getattr(self.rates, name, None)
+        if value is None:
+            near = {"bf16": ["fp16"], "fp16": ["bf16"], "tf32": ["fp32"], "fp4": ["fp8"]}
+            wanted = [*near.get(name, []), "bf16", "fp16", "int8"]
+            use = next((d for d in wanted if d in self.dtypes), "")
+            has = f"it has {', '.join(self.dtypes)}" if self.dtypes else "none is published"
+            rule = f"has no rate on {self.key} ({has})"
+            raise FieldError("dtype", dtype, rule, f"use {use}" if use else "")
+        return float(value)
+
+    def sources_of(self, field: str) -> tuple[str, ...]:
+        """The bibliography keys behind a field; none if it is unverified.
+
+        Example:
+            >>> from scantling.hardware import chip
+            >>> chip("h100-sxm").sources_of("measured_best_bf16_flops_per_s")
+            ('mleng-mamf',)
+            >>> chip("h100-sxm").sources_of("shared_max_bytes")
+            ()
+        """
+        own = tuple(key for name, key in self.source_of if name == field)
+        if own:
+            return own
+        return () if field in self.unverified or "*" in self.unverified else self.sources
+
+
+class Network(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A way between chips: bandwidth per GPU in one direction, and what a small message costs."""
+
+    bytes_per_s: float
+    latency_s: float
+
+
+class Node(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Equal chips in one machine, and the link between them (None: they have none)."""
+
+    chip: Chip
+    n_gpu: int
+    link: Network | None

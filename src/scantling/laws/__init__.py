@@ -1,0 +1,52 @@
+"""Loss from plain features; laws know nothing of specs.
+
+``LAWS`` holds them by name, ``law(name)`` finds one, ``prior_terms`` prices what no law can, and
+``bounds`` says where evidence ends.
+
+Example:
+    >>> sorted(LAWS)
+    ['aspect', 'chinchilla-2024']
+"""
+
+from __future__ import annotations
+
+from scantling.laws import aspect, chinchilla  # noqa: F401 - importing a law registers it
+from scantling.laws.features import Features
+from scantling.laws.head_width import head_width_excess
+from scantling.laws.priors import (
+    Bound,
+    Price,
+    Prior,
+    Term,
+    bounds,
+    prior_terms,
+    priors,
+    ratio_penalty,
+    terms,
+)
+from scantling.laws.registry import LAWS, Difference, Errors, Facts, Law, law, register
+
+DEFAULT = "aspect"
+"""The law used unless another is named."""
+
+__all__ = [
+    "DEFAULT",
+    "LAWS",
+    "Bound",
+    "Difference",
+    "Errors",
+    "Facts",
+    "Features",
+    "Law",
+    "Price",
+    "Prior",
+    "Term",
+    "bounds",
+    "head_width_excess",
+    "law",
+    "prior_terms",
+    "priors",
+    "ratio_penalty",
+    "register",
+    "terms",
+]

@@ -1,0 +1,148 @@
+"""What a law may know of a model: plain numbers, or plain columns of numbers.
+
+A law never sees a spec; the costs measure one and hand over these.
+The three logarithms and exponentials below are the only transcendental functions of the laws.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from msgspec import Struct
+
+from scantling.arith import Num, is_array
+
+
+class Features(Struct, frozen=True, kw_only=True):
+    """Size, shape and tokens of one model, or of a column of models.
+
+    Unchecked: every number is above zero, and arrays have equal lengths or are single numbers.
+    ``None`` is structure, as everywhere: a model without attention heads of one width, without KV
+    heads to group, or without dense attention and feed-forward parameters has no such feature,
+    and a term that needs it is left out.
+
+    Args:
+        body: Parameters without embeddings and head.
+        total: All unique parameters.
+        width: ``d_model`` D.
+        depth: ``n_layer`` L.
+        tokens: Training tokens.
+        d_head: Head width h.
+        n_head: Query heads H.
+        n_kv_head: KV heads K.
+        mlp_parameters: Feed-forward parameters, all layers.
+        attention_parameters: Attention parameters, all layers.
+
+    Example:
+        >>> f = Features(body=6_979_588_096, total=8_030_261_248, width=4096, depth=32,
+        ...              tokens=15e12, d_head=128, n_head=32, n_kv_head=8,
+        ...              mlp_parameters=5_637_144_576, attention_parameters=1_342_177_280)
+        >>> f.aspect, f.kv_group, f.attention_width_ratio, round(f.mlp_attention_ratio, 2)
+        (128.0, 4.0, 1.0, 4.2)
+    """
+
+    body: Num
+    total: Num
+    width: Num
+    depth: Num
+    tokens: Num
+    d_head: Num | None = None
+    n_head: Num | None = None
+    n_kv_head: Num | None = None
+    mlp_parameters: Num | None = None
+    attention_parameters: Num | None = None
+
+    @property
+    def aspect(self) -> Num:
+        """Width over depth, W/L."""
+        return self.width / self.depth
+
+    @property
+    def kv_group(self) -> Num | None:
+        """Query heads that share a KV head, g = H/K."""
+        if self.n_head is None or self.n_kv_head is None:
+            return None
+        return self.n_head / self.n_kv_head
+
+    @property
+    def attention_width_ratio(self) -> Num | None:
+        """Width of all query heads over the width of the model, H h/D."""
+        if self.n_head is None or self.d_head is None:
+            return None
+        return self.n_head * self.d_head / self.width
+
+    @property
+    def mlp_attention_ratio(self) -> Num | None:
+        """Feed-forward over attention parameters, r."""
+        if self.mlp_parameters is None or self.attention_parameters is None:
+            return None
+        return self.mlp_parameters / self.attention_parameters
+
+
+def log(value: Num) -> Num:
+    """The natural logarithm of a number, or elementwise of an array.
+
+    Example:
+        >>> log(1)
+        0.0
+    """
+    if is_array(value):
+        import numpy as np
+
+        return np.log(value)
+    return math.log(value)
+
+
+def exp(value: Num) -> Num:
+    """The exponential of a number, or elementwise of an array.
+
+    Example:
+        >>> exp(0)
+        1.0
+    """
+    if is_array(value):
+        import numpy as np
+
+        return np.exp(value)
+    return math.exp(value)
+
+
+def square_root(value: Num) -> Num:
+    """The square root of a number, or elementwise of an array.
+
+    Example:
+        >>> square_root(9)
+        3.0
+    """
+    if is_array(value):
+        import numpy as np
+
+        return np.sqrt(value)
+    return math.sqrt(value)
+
+
+def inside(value: Num, low: float | None, high: float | None) -> Any:  # noqa: ANN401 - bool or mask
+    """Whether a value lies in a closed range; an open end is ``None``.
+
+    Example:
+        >>> inside(4, 4, None), inside(9, 1, 8)
+        (True, False)
+    """
+    above = True if low is None else value >= low
+    below = True if high is None else value <= high
+    return above & below
+
+
+def beyond(value: Num, low: float, high: float) -> Num:
+    """How many times a value lies beyond the nearer end of a range; 1 inside it.
+
+    Example:
+        >>> beyond(3e9, 1e8, 1e9), beyond(5e8, 1e8, 1e9), beyond(5e7, 1e8, 1e9)
+        (3.0, 1.0, 2.0)
+    """
+    if is_array(value):
+        import numpy as np
+
+        return np.maximum(np.maximum(value / high, low / value), 1.0)
+    return max(value / high, low / value, 1.0)

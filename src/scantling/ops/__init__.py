@@ -1,0 +1,259 @@
+"""A spec becomes a flat list of operators: the only place that knows what a transformer does.
+
+``operators(spec, workload)`` is the list, ``tensors(spec)`` the weights in it. Parameters, FLOPs,
+bytes, caches, time, sharding and alignment are folds over them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from msgspec.structs import replace
+
+from scantling.arith import Dim, ceil_div, minimum
+from scantling.ops import attention, feedforward, recurrent
+from scantling.ops.op import PARTS, Cache, Op, Part, Tensor, visible_pairs
+from scantling.ops.site import Site
+from scantling.spec import (
+    Block,
+    Branch,
+    Dense,
+    Experts,
+    GatedDelta,
+    GroupedAttention,
+    HyperConnections,
+    LatentAttention,
+    Layer,
+    LinearAttention,
+    Mamba1,
+    Mamba2,
+    MixtureOfDepths,
+    Norm,
+    RgLru,
+    Rwkv,
+    ShortConv,
+    Spec,
+    Stack,
+    Workload,
+)
+
+MODULES: dict[type, Callable[[Any, Site], Iterator[Op]]] = {
+    GroupedAttention: attention.grouped,
+    LatentAttention: attention.latent,
+    LinearAttention: recurrent.linear,
+    GatedDelta: recurrent.gated_delta,
+    Mamba1: recurrent.mamba1,
+    Mamba2: recurrent.mamba2,
+    Rwkv: recurrent.rwkv,
+    RgLru: recurrent.rg_lru,
+    ShortConv: recurrent.short_conv,
+    Dense: feedforward.dense,
+    Experts: feedforward.experts,
+}
+
+
+def operators(spec: Spec, workload: Workload | None = None) -> tuple[Op, ...]:
+    """The work of one forward pass, and in the train phase of the backward pass too.
+
+    Args:
+        spec: A spec, or a column spec: then the dimensions of each operator are arrays.
+        workload: What is run; the default is a prefill of one token.
+
+    Returns:
+        Operators in the order of the model; equal layers are one operator with a ``repeat``.
+
+    Example:
+        >>> from scantling import catalog
+        >>> ops = operators(catalog.model("gpt2"))
+        >>> [(op.name, op.n, op.k) for op in ops if op.kind == "matmul"][0]
+        ('decoder.layer.attention.qkv', 2304, 768)
+    """
+    workload = workload or Workload()
+    forward = tuple(_forward(spec, workload))
+    if workload.phase != "train":
+        return forward
+    return forward + tuple(_backward(forward))
+
+
+def tensors(spec: Spec) -> tuple[Tensor, ...]:
+    """Every weight of a model, once, with its true shape; needs no workload.
+
+    Example:
+        >>> from scantling import catalog
+        >>> sum(t.size() for t in tensors(catalog.model("gpt2")) if not t.alias)
+        124439808
+    """
+    return tuple(t for op in operators(spec) for t in op.tensors)
+
+
+def _forward(spec: Spec, w: Workload) -> Iterator[Op]:
+    source = w.context if w.source_context is None else w.source_context
+    top = Site(
+        path="model", width=spec.d_model, times=1, copies=1, phase=w.phase, batch=w.batch,
+        queries=w.new_tokens, keys=w.context, source=source,
+    )  # fmt: skip
+    if spec.encoder is not None and w.phase != "decode":
+        encoder = replace(top, queries=source, keys=source)
+        yield from _embed(spec, encoder)
+        yield from _stack(spec.encoder, "encoder", encoder)
+        if spec.decoder is not None:
+            yield top.light("lookup", "embedding", "embedding", spec.d_model)
+    else:
+        yield from _embed(spec, top)
+    yield from _stack(spec.decoder, "decoder", top)
+    if spec.head is not None:
+        yield from _head(spec, top)
+
+
+def _embed(spec: Spec, site: Site) -> Iterator[Op]:
+    e = spec.embeddings
+    width = spec.d_model if e.d_embed is None else e.d_embed
+    table = site.tensor("embedding", "embedding", spec.vocab_size, width)
+    yield site.light("lookup", "embedding", "embedding", width, (table,))
+    if e.position is not None:
+        table = site.tensor("position", "embedding", e.position.rows, spec.d_model)
+        yield site.light("lookup", "position", "embedding", spec.d_model, (table,))
+    if e.n_token_type is not None:
+        table = site.tensor("token_type", "embedding", e.n_token_type, width)
+        yield site.light("lookup", "token_type", "embedding", width, (table,))
+    if e.norm is not None:
+        yield site.norm("embedding_norm", e.norm, width)
+    if e.d_embed is not None:
+        outs = (("project_in", spec.d_model),)
+        yield site.matmul("project_in", "other", outs, width, bias=e.project_bias)
+
+
+def _head(spec: Spec, site: Site) -> Iterator[Op]:
+    """The output product; with tied weights its matrix is the embedding's and adds nothing."""
+    assert spec.head is not None
+    width = spec.d_model if spec.embeddings.d_embed is None else spec.embeddings.d_embed
+    if spec.head.project:
+        yield site.matmul("project_out", "other", (("project_out", width),), spec.d_model)
+    op = site.matmul("lm_head", "lm_head", (("lm_head", spec.vocab_size),), width,
+                     bias=spec.head.bias)  # fmt: skip
+    if spec.tied:
+        first = replace(op.tensors[0], alias="model.embedding")
+        op = replace(op, tensors=(first, *op.tensors[1:]))
+    yield op
+
+
+def _stack(stack: Stack, name: str, site: Site) -> Iterator[Op]:
+    occurrences = stack.occurrences()
+    seen = False  # T5 keeps its position bias in the first layer of a stack only
+    for layer in stack.kinds:
+        if layer.name not in occurrences:
+            continue
+        times = occurrences[layer.name]
+        place = replace(site, path=f"{name}.{layer.name}", times=times, copies=times)
+        for op in _layer(layer, place):
+            relative = any(t.name.endswith("relative_bias") for t in op.tensors)
+            yield _first_layer_only(op, seen) if relative else op
+            seen = seen or relative
+    if stack.final_norm is not None:
+        yield replace(site, path=name).norm("final_norm", stack.final_norm, site.width)
+
+
+def _first_layer_only(op: Op, seen: bool) -> Op:
+    """A relative position bias exists once a stack, whatever the depth."""
+    new = () if seen else tuple(replace(t, copies=1) for t in op.tensors)
+    return replace(op, tensors=new)
+
+
+def _layer(layer: Layer, site: Site) -> Iterator[Op]:
+    for i, block in enumerate(layer.blocks):
+        yield from _block(block, i, site)
+
+
+def _block(block: Block, index: int, site: Site) -> Iterator[Op]:
+    names = [_name(branch, index) for branch in block.branches]
+    outer = replace(site, path=f"{site.path}.{names[0]}")
+    residual = block.residual
+    if isinstance(residual, MixtureOfDepths):
+        yield outer.matmul("depth_router", "router", (("depth_router", 1),), site.width)
+        share = residual.capacity_permille
+        site = replace(
+            site,
+            queries=ceil_div(site.queries * share, 1000),  # type: ignore[operator,arg-type]
+            keys=ceil_div(site.keys * share, 1000),  # type: ignore[operator,arg-type]
+        )
+        outer = replace(site, path=outer.path)
+    if isinstance(residual, HyperConnections):
+        yield from _hyper(residual, outer)
+    if block.pre is not None:
+        yield outer.norm("pre_norm", block.pre, site.width)
+    for name, branch in zip(names, block.branches, strict=True):
+        copies: Dim = site.copies if branch.copies is None else minimum(branch.copies, site.times)
+        place = replace(site, path=f"{site.path}.{name}", copies=copies)
+        own = len(block.branches) > 1
+        if branch.pre is not None:
+            yield place.norm("own_pre_norm" if own else "pre_norm", branch.pre, site.width)
+        yield from MODULES[type(branch.module)](branch.module, place)
+        if branch.post is not None:
+            yield place.norm("own_post_norm" if own else "post_norm", branch.post, site.width)
+    if block.post is not None:
+        yield outer.norm("post_norm", block.post, site.width)
+    yield outer.light("elementwise", "residual", "other", site.width)
+    if block.after is not None:
+        yield outer.norm("after_norm", block.after, site.width)
+
+
+def _name(branch: Branch, index: int) -> str:
+    module = branch.module
+    if isinstance(module, Dense | Experts):
+        name = "ffn"
+    elif isinstance(module, GroupedAttention) and module.cross:
+        name = "cross_attention"
+    elif isinstance(module, GroupedAttention | LatentAttention):
+        name = "attention"
+    else:
+        name = "mixer"
+    return name if index < 3 else f"{name}{index}"
+
+
+def _hyper(h: HyperConnections, site: Site) -> Iterator[Op]:
+    """Mixing of n residual streams: n static read weights, n (n + 1) static write weights.
+
+    The dynamic part adds a norm, three projections from the stream (read, write, mix) and two
+    scales (Zhu et al. 2024, equations 5 to 8).
+    """
+    n = h.n_stream
+    static = (site.tensor("hyper_beta", "other", n), site.tensor("hyper_alpha", "other", n, n + 1))
+    yield site.light("elementwise", "hyper_static", "other", n * site.width, static)
+    if h.dynamic:
+        yield site.norm("hyper_norm", Norm("rms"), site.width, "other", heads=n)
+        outs = (("hyper_beta_dynamic", 1), ("hyper_alpha_dynamic", n + 1))
+        yield site.matmul("hyper_dynamic", "other", outs, site.width, rows=site.rows * n)
+        scales = (site.tensor("hyper_scale", "other", 2),)
+        yield site.light("elementwise", "hyper_scale", "other", n, scales)
+
+
+def _backward(forward: tuple[Op, ...]) -> Iterator[Op]:
+    """The backward pass: each product becomes two of the same size.
+
+    y = x W with x (m × k), W (k × n): the gradient of x is (m × n) by (n × k), of W it is
+    (k × m) by (m × n); each costs 2 m n k like the forward product. Attention has two products
+    forward and four backward: twice its k. Lighter work runs once more.
+    """
+    for op in reversed(forward):
+        if op.kind == "matmul":
+            yield replace(op, name=f"{op.name}.grad_input", n=op.k, k=op.n, cache=None,
+                          backward=True)  # fmt: skip
+            yield replace(op, name=f"{op.name}.grad_weight", m=op.k, k=op.m, cache=None,
+                          tensors=(), backward=True)  # type: ignore[arg-type]  # fmt: skip
+        else:
+            k = 2 * op.k if op.kind in {"attention", "scan"} else op.k
+            yield replace(op, name=f"{op.name}.grad", k=k, cache=None, backward=True)
+
+
+__all__ = [
+    "MODULES",
+    "PARTS",
+    "Cache",
+    "Op",
+    "Part",
+    "Tensor",
+    "operators",
+    "tensors",
+    "visible_pairs",
+]

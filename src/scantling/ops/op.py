@@ -1,0 +1,160 @@
+"""The records every answer is a fold over: a weight tensor, a cache, one line of work."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import Struct
+
+from scantling.arith import Dim, Num, ceil_div, minimum, round_up, wide
+
+Part = Literal[
+    "embedding", "lm_head", "attention", "mixer", "ffn", "shared_experts", "experts", "router",
+    "norm", "other",
+]  # fmt: skip
+PARTS: tuple[Part, ...] = Part.__args__  # type: ignore[attr-defined]
+
+Kind = Literal["matmul", "attention", "lookup", "norm", "elementwise", "scan", "collective"]
+
+
+class Tensor(Struct, frozen=True, kw_only=True):
+    """One weight of the model, with its true shape.
+
+    The shape is (out, in) as PyTorch keeps it. ``copies`` is how many equal ones the model holds,
+    ``experts`` the routed experts among which a token passes ``top_k``.
+    """
+
+    name: str
+    part: Part
+    shape: tuple[Dim, ...]
+    copies: Dim = 1
+    experts: Dim | None = None
+    top_k: Dim | None = None
+    buffer: bool = False
+    """In the checkpoint but not a parameter (DeepSeek-V3's load-balancing bias)."""
+    alias: str | None = None
+    """The tensor this one is another name of (a tied head): it adds no parameter."""
+
+    def each(self) -> Dim:
+        """Elements of one copy of one expert."""
+        size = self.shape[0]
+        for width in self.shape[1:]:
+            size = size * width
+        return size
+
+    def size(self) -> Dim:
+        """Elements in the model: each × copies × experts."""
+        size = self.each() * self.copies
+        return size if self.experts is None else size * self.experts
+
+    def active(self) -> Dim:
+        """Elements one token uses: each × copies × top_k."""
+        size = self.each() * self.copies
+        return size if self.top_k is None else size * self.top_k
+
+
+class Cache(Struct, frozen=True, kw_only=True):
+    """What a layer kind keeps for each sequence while it generates."""
+
+    per_token: Dim = 0
+    """Elements for each token of the context."""
+    limit: Dim | None = None
+    """Tokens kept at most: the window or the chunk."""
+    state: Dim = 0
+    """Elements that do not grow with the context."""
+    copies: Dim = 1
+    """Layers that keep one."""
+
+    def held(self, context: Dim) -> Num:
+        """Elements a sequence of this length needs: windowed layers hold min(S, window)."""
+        tokens = context if self.limit is None else minimum(context, self.limit)
+        return wide(self.per_token) * tokens * self.copies + wide(self.state) * self.copies
+
+    def allocated(self, context: Dim, page: int = 16) -> Num:
+        """Elements an engine with one page size for all layers reserves: no window is used.
+
+        Pages of 16 tokens are the default of vLLM.
+        """
+        tokens = round_up(context, page)
+        return wide(self.per_token) * tokens * self.copies + wide(self.state) * self.copies
+
+
+class Op(Struct, frozen=True, kw_only=True):
+    """One line of work: an (m × k) by (k × n) product, ``repeat`` times, or its like.
+
+    In attention m is queries, n keys and k the width of a key plus that of a value, so that
+    2 m n k counts both products. ``tensors`` are the weights used, the same objects that
+    ``tensors(spec)`` lists.
+    """
+
+    name: str
+    kind: Kind
+    part: Part
+    m: Num
+    n: Dim
+    k: Dim
+    repeat: Num = 1
+    tensors: tuple[Tensor, ...] = ()
+    visible: Num | None = None
+    """Attention: (query, key) pairs that the mask lets through, of m × n."""
+    cache: Cache | None = None
+    elements: Num = 0
+    """Activation elements read and written, for each repeat."""
+    backward: bool = False
+
+    def flops(self, convention: str = "full") -> Num:
+        """Floating-point operations, 2 per multiply-add.
+
+        ``full`` counts attention over all m × n pairs, ``causal`` over the visible ones.
+        Lookups, norms and other elementwise work count zero, as in every public counter.
+        """
+        if self.kind in {"matmul", "scan"} or (self.kind == "attention" and convention == "full"):
+            return wide(self.n) * self.k * self.m * self.repeat * 2
+        if self.kind == "attention" and self.visible is not None:
+            return wide(self.k) * self.visible * self.repeat * 2
+        return 0
+
+
+def visible_pairs(queries: Dim, keys: Dim, limit: Dim | None, causal: bool) -> Num:
+    """(query, key) pairs a mask lets through, queries aligned with the last keys.
+
+    Causal, no window: the last of Q queries sees all K keys, the one before K − 1, …:
+    Q K − Q (Q − 1) / 2. With a window w a query at position p sees min(p, w), so the pairs
+    beyond it are taken off: of the K − w positions past the window each query at position
+    p > w loses p − w, a sum over min(Q, K − w) consecutive numbers ending at K − w.
+
+    Example:
+        >>> visible_pairs(4, 4, None, causal=True), visible_pairs(4, 4, 2, causal=True)
+        (10, 7)
+        >>> visible_pairs(1, 100, None, causal=True), visible_pairs(4, 4, None, causal=False)
+        (100, 16)
+    """
+    if not causal:
+        return wide(queries) * keys
+    pairs = wide(queries) * keys - wide(queries) * (queries - 1) // 2
+    if limit is None:
+        return pairs
+    beyond = keys - minimum(keys, limit)
+    losing = minimum(queries, beyond)
+    return pairs - (wide(losing) * beyond - wide(losing) * (losing - 1) // 2)
+
+
+def chunked_pairs(queries: Dim, keys: Dim, chunk: Dim) -> Num:
+    """Pairs of causal attention inside chunks: full chunks, then the cut one.
+
+    A prefill of S tokens has S // c chunks of c (c + 1) / 2 pairs and a rest of r (r + 1) / 2.
+    The keys before the queries' first (decode) are taken off as a prefill of their own.
+
+    Example:
+        >>> chunked_pairs(8, 8, 4), chunked_pairs(1, 6, 4)
+        (20, 2)
+    """
+
+    def prefill(tokens: Dim) -> Num:
+        whole, rest = tokens // chunk, tokens % chunk
+        return wide(whole) * (wide(chunk) * (chunk + 1) // 2) + wide(rest) * (rest + 1) // 2
+
+    return prefill(keys) - prefill(keys - queries)
+
+
+__all__ = ["PARTS", "Cache", "Op", "Part", "Tensor", "ceil_div", "chunked_pairs", "visible_pairs"]

@@ -1,0 +1,90 @@
+"""The place a module stands in, and the few lines from which all operators are written."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from scantling.arith import Dim, Num
+from scantling.ops.op import Cache, Op, Part, Tensor
+from scantling.spec import Norm
+from scantling.spec.workload import Phase
+
+
+class Site(Struct, frozen=True):
+    """Where a module stands: its name, the stream's width, how often it occurs, what flows."""
+
+    path: str
+    width: Dim
+    """D of the residual stream."""
+    times: Dim
+    """Occurrences in the model."""
+    copies: Dim
+    """Distinct weight sets among them."""
+    phase: Phase
+    batch: int
+    queries: Num
+    """New tokens of one sequence."""
+    keys: Num
+    """Tokens of one sequence that attention can look at."""
+    source: int
+    """Encoder tokens of one sequence, for cross attention."""
+
+    @property
+    def rows(self) -> Num:
+        """Tokens of the whole batch that pass through."""
+        return self.batch * self.queries
+
+    def tensor(self, name: str, part: Part, *shape: Dim, **more: Dim | bool | None) -> Tensor:
+        """A weight of this module."""
+        return Tensor(
+            name=f"{self.path}.{name}", part=part, shape=shape, copies=self.copies,
+            **more,  # type: ignore[arg-type]
+        )  # fmt: skip
+
+    def matmul(
+        self,
+        name: str,
+        part: Part,
+        outs: tuple[tuple[str, Dim], ...],
+        k: Dim,
+        *,
+        bias: bool = False,
+        rows: Num | None = None,
+    ) -> Op:
+        """One product with one or several matrices side by side (a fused q, k, v)."""
+        weights = [self.tensor(out, part, n, k) for out, n in outs]
+        if bias:
+            weights += [self.tensor(f"{out}_bias", part, n) for out, n in outs]
+        n = outs[0][1]
+        for _, more in outs[1:]:
+            n = n + more
+        return Op(
+            name=f"{self.path}.{name}", kind="matmul", part=part, m=self.rows if rows is None
+            else rows, n=n, k=k, repeat=self.times, tensors=tuple(weights), elements=n + k,
+        )  # fmt: skip
+
+    def norm(self, name: str, norm: Norm, width: Dim, part: Part = "norm", heads: Num = 1) -> Op:
+        """A normalisation of ``heads`` vectors of a width for each token."""
+        weights = []
+        if norm.scale:
+            weights.append(self.tensor(f"{name}_scale", part, width))
+        if norm.bias:
+            weights.append(self.tensor(f"{name}_bias", part, width))
+        return self.light("norm", name, part, width * heads, tuple(weights))
+
+    def light(
+        self, kind: str, name: str, part: Part, width: Num, tensors: tuple[Tensor, ...] = ()
+    ) -> Op:
+        """Work without a product: reads and writes ``width`` elements a token."""
+        return Op(
+            name=f"{self.path}.{name}", kind=kind, part=part, m=self.rows, n=width, k=1,  # type: ignore[arg-type]
+            repeat=self.times, tensors=tensors, elements=2 * width,
+        )  # fmt: skip
+
+    def scan(self, name: str, width: Num, state: Num, cache: Cache | None = None,
+             tensors: tuple[Tensor, ...] = ()) -> Op:  # fmt: skip
+        """A recurrence: each token updates and reads ``width × state`` numbers."""
+        return Op(
+            name=f"{self.path}.{name}", kind="scan", part="mixer", m=self.rows, n=width,  # type: ignore[arg-type]
+            k=2 * state, repeat=self.times, tensors=tensors, cache=cache, elements=2 * width,  # type: ignore[arg-type,operator]
+        )  # fmt: skip

@@ -1,0 +1,340 @@
+"""The parts of a layer: mixers, feed-forwards, norms, positions, residuals.
+
+Variants are types, so illegal states cannot be written. Types, booleans, strings, floats, ``None``
+and tuple lengths are *structure*; every field of type ``Dim`` is a *dimension*, an int in a spec
+and an int64 array in a column spec. Constructors are unchecked (a sweep builds thousands);
+``scantling.spec.check`` validates.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+from msgspec import Struct
+
+from scantling.arith import Dim
+
+# ---------------------------------------------------------------- norms and positions
+
+
+class Norm(Struct, frozen=True, tag="norm", forbid_unknown_fields=True):
+    """A normalisation over a width w: w scales and w biases, as far as it has them.
+
+    RMSNorm has a scale; LayerNorm usually both; OLMo-1 neither; MPT and Cohere no bias.
+    """
+
+    kind: Literal["rms", "layer"] = "rms"
+    scale: bool = True
+    bias: bool = False
+
+
+class Rope(Struct, frozen=True, tag="rope", forbid_unknown_fields=True):
+    """Rotary position on a fraction of each head. No parameters."""
+
+    theta: float = 10000.0
+    fraction: float = 1.0
+    scaling: tuple[tuple[str, Setting], ...] | None = None
+    """Context extension, as (name, value) pairs: kind, factor, original_context, …"""
+
+
+Setting: TypeAlias = bool | int | float | str | None | tuple[float, ...]
+
+
+class Alibi(Struct, frozen=True, tag="alibi", forbid_unknown_fields=True):
+    """Linear bias by distance. No parameters."""
+
+
+class RelativeBias(Struct, frozen=True, tag="relative", forbid_unknown_fields=True):
+    """T5: one learned bias per bucket and head, in the first layer of a stack only."""
+
+    n_bucket: Dim = 32
+
+
+Position: TypeAlias = Rope | Alibi | RelativeBias | None
+
+
+class Full(Struct, frozen=True, tag="full", forbid_unknown_fields=True):
+    """Each query sees every earlier position."""
+
+
+class Window(Struct, frozen=True, tag="window", forbid_unknown_fields=True):
+    """Each query sees the last ``window`` positions, itself included."""
+
+    window: Dim
+
+
+class Chunk(Struct, frozen=True, tag="chunk", forbid_unknown_fields=True):
+    """Each query sees the positions of its own chunk (Llama 4)."""
+
+    chunk: Dim
+
+
+Span: TypeAlias = Full | Window | Chunk
+
+
+# ---------------------------------------------------------------- attention
+
+
+class QKNorm(Struct, frozen=True, tag="qk_norm", forbid_unknown_fields=True):
+    """Norms of queries and keys: one of ``d_head`` for all heads, one per head, or full width."""
+
+    scope: Literal["head", "each_head", "width"] = "head"
+    norm: Norm = Norm()
+
+
+class GroupedAttention(Struct, frozen=True, tag="attention", forbid_unknown_fields=True):
+    """Softmax attention with H query heads sharing K key-value heads (MHA, GQA, MQA).
+
+    ``n_head * d_head`` is free of ``d_model``: Qwen3-0.6B has 16 × 128 at width 1024.
+    """
+
+    n_head: Dim
+    n_kv_head: Dim
+    d_head: Dim
+    d_value: Dim | None = None
+    """Width of a value head where it is not ``d_head``."""
+    qkv_bias: bool = False
+    out_bias: bool = False
+    qk_norm: QKNorm | None = None
+    position: Position = None
+    span: Span = Full()
+    causal: bool = True
+    cross: bool = False
+    """Keys and values come from the encoder."""
+    sinks: bool = False
+    """One learned logit per head (gpt-oss)."""
+    gate: Literal["head", "element"] | None = None
+    """A sigmoid gate on the output, one value per head or per element."""
+    shares_kv: bool = False
+    """Reads the keys and values of an earlier layer: no projection, no cache of its own."""
+    key_is_value: bool = False
+    """One projection serves as key and value (Gemma 4)."""
+    softcap: float | None = None
+    scale: float | None = None
+    """Factor on the logits where it is not 1/sqrt(d_head)."""
+    d_input: Dim | None = None
+    """Width of the input where it is not ``d_model`` (Zamba concatenates two)."""
+
+
+class Indexer(Struct, frozen=True, tag="indexer", forbid_unknown_fields=True):
+    """DeepSeek's sparse selector: small heads choose the ``top_k`` positions attention reads."""
+
+    n_index_head: Dim
+    d_index: Dim
+    index_top_k: Dim
+
+
+class LatentAttention(Struct, frozen=True, tag="latent", forbid_unknown_fields=True):
+    """Multi-head latent attention: the cache holds ``kv_rank + d_rope`` numbers per token."""
+
+    n_head: Dim
+    kv_rank: Dim
+    d_nope: Dim
+    d_rope: Dim
+    d_value: Dim
+    q_rank: Dim | None = None
+    qkv_bias: bool = False
+    """Bias on the two down projections."""
+    out_bias: bool = False
+    norm: Norm = Norm()
+    position: Position = None
+    span: Span = Full()
+    indexer: Indexer | None = None
+    scale: float | None = None
+
+
+# ---------------------------------------------------------------- recurrent mixers
+
+
+class LinearAttention(Struct, frozen=True, tag="linear", forbid_unknown_fields=True):
+    """Lightning attention: a fixed ``d_head × d_head`` state per head, an output gate, a norm."""
+
+    n_head: Dim
+    d_head: Dim
+    gated: bool = True
+    norm: Norm | None = Norm()
+
+
+class GatedDelta(Struct, frozen=True, tag="gated_delta", forbid_unknown_fields=True):
+    """Gated delta rule (Qwen3-Next): q, k, v, z, a decay and a write strength per value head."""
+
+    n_key_head: Dim
+    n_value_head: Dim
+    d_key: Dim
+    d_state_value: Dim
+    d_conv: Dim
+    norm: Norm = Norm()
+
+
+class Mamba1(Struct, frozen=True, tag="mamba1", forbid_unknown_fields=True):
+    """Selective state space with a state of ``d_inner × d_state``."""
+
+    d_inner: Dim
+    d_state: Dim
+    d_conv: Dim
+    dt_rank: Dim
+    conv_bias: bool = True
+    bias: bool = False
+    inner_norms: bool = False
+    """Norms with parameters on dt, B and C (Jamba)."""
+
+
+class Mamba2(Struct, frozen=True, tag="mamba2", forbid_unknown_fields=True):
+    """State space duality: heads of ``d_inner / n_ssm_head``, one decay per head."""
+
+    d_inner: Dim
+    n_ssm_head: Dim
+    n_group: Dim
+    d_state: Dim
+    d_conv: Dim
+    conv_bias: bool = True
+    bias: bool = False
+    norm: Norm | None = Norm()
+
+
+class Rwkv(Struct, frozen=True, tag="rwkv", forbid_unknown_fields=True):
+    """RWKV-4 time mixing: decay, bonus and three token-shift mixes per channel."""
+
+    d_attention: Dim
+
+
+class RgLru(Struct, frozen=True, tag="rglru", forbid_unknown_fields=True):
+    """Griffin's recurrent block: two input branches, a short convolution, block-diagonal gates."""
+
+    d_rnn: Dim
+    n_gate_block: Dim
+    d_conv: Dim
+
+
+class ShortConv(Struct, frozen=True, tag="short_conv", forbid_unknown_fields=True):
+    """LFM2's gated short convolution."""
+
+    d_conv: Dim
+    bias: bool = False
+
+
+Mixer: TypeAlias = (
+    GroupedAttention
+    | LatentAttention
+    | LinearAttention
+    | GatedDelta
+    | Mamba1
+    | Mamba2
+    | Rwkv
+    | RgLru
+    | ShortConv
+)
+
+
+# ---------------------------------------------------------------- feed-forward
+
+
+class Dense(Struct, frozen=True, tag="dense", forbid_unknown_fields=True):
+    """A feed-forward of width F: two matrices, three when gated."""
+
+    d_ff: Dim
+    gated: bool = True
+    activation: str = "silu"
+    in_bias: bool = False
+    out_bias: bool = False
+
+
+class SharedExpert(Struct, frozen=True, tag="shared", forbid_unknown_fields=True):
+    """Experts every token passes, as one feed-forward of their summed width."""
+
+    d_shared: Dim
+    gate: bool = False
+    """A learned scalar gate (Qwen2-MoE); its weights count as router."""
+
+
+class Router(Struct, frozen=True, tag="router", forbid_unknown_fields=True):
+    """One logit per expert from the hidden state."""
+
+    scoring: Literal["softmax", "sigmoid"] = "softmax"
+    bias: bool = False
+    correction: bool = False
+    """A load-balancing bias that is a buffer, not a parameter (DeepSeek-V3)."""
+    n_expert_group: Dim | None = None
+    top_k_group: Dim | None = None
+
+
+class Experts(Struct, frozen=True, tag="experts", forbid_unknown_fields=True):
+    """E routed feed-forwards of which each token passes ``top_k``."""
+
+    n_expert: Dim
+    top_k: Dim
+    d_expert: Dim
+    gated: bool = True
+    activation: str = "silu"
+    bias: bool = False
+    router: Router = Router()
+    shared: SharedExpert | None = None
+    d_latent: Dim | None = None
+    """Width the experts work in where it is not ``d_model``."""
+
+
+FeedForward: TypeAlias = Dense | Experts
+
+
+# ---------------------------------------------------------------- residual stream
+
+
+class Plain(Struct, frozen=True, tag="plain", forbid_unknown_fields=True):
+    """x + scale * f(x)."""
+
+    scale: float = 1.0
+
+
+class DeepNorm(Struct, frozen=True, tag="deep_norm", forbid_unknown_fields=True):
+    """alpha * x + f(x), normed after (Wang et al. 2022)."""
+
+    alpha: float
+
+
+class HyperConnections(Struct, frozen=True, tag="hyper", forbid_unknown_fields=True):
+    """n parallel residual streams with learned mixing (Zhu et al. 2024)."""
+
+    n_stream: Dim
+    dynamic: bool = True
+
+
+class MixtureOfDepths(Struct, frozen=True, tag="mod", forbid_unknown_fields=True):
+    """A router lets only a share of the tokens through the block (Raposo et al. 2024)."""
+
+    capacity_permille: Dim
+    """Tokens that pass, in thousandths of the context: 125 is the paper's 12.5 %."""
+
+
+Residual: TypeAlias = Plain | DeepNorm | HyperConnections | MixtureOfDepths
+
+
+# ---------------------------------------------------------------- layers
+
+
+class Branch(Struct, frozen=True, forbid_unknown_fields=True):
+    """One module beside others of its block, with its own norms where it has them."""
+
+    module: Mixer | FeedForward
+    pre: Norm | None = None
+    post: Norm | None = None
+    copies: Dim | None = None
+    """Distinct weight sets over all occurrences (ALBERT 1, Zamba 1 or 2); None is one each."""
+
+
+class Block(Struct, frozen=True, forbid_unknown_fields=True):
+    """Branches side by side around one residual, with shared norms where they have them."""
+
+    branches: tuple[Branch, ...]
+    pre: Norm | None = None
+    post: Norm | None = None
+    """On the output, before it is added."""
+    after: Norm | None = None
+    """On the stream, after it is added (the original post-norm)."""
+    residual: Residual = Plain()
+
+
+class Layer(Struct, frozen=True, forbid_unknown_fields=True):
+    """A named kind of layer: one to many residual blocks in order."""
+
+    name: str
+    blocks: tuple[Block, ...]

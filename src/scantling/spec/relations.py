@@ -1,0 +1,174 @@
+"""Relations between fields, one table, read two ways: an error for a spec, a mask for columns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from msgspec import Struct
+
+from scantling.errors import FieldError
+from scantling.spec import modules as m
+from scantling.spec.model import Run, Spec, Stack
+from scantling.spec.vary import nodes
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+class Relation(Struct, frozen=True):
+    """A rule between the fields of one struct.
+
+    ``holds`` uses arithmetic and comparisons only, so it answers a bool for one spec and a mask
+    for a column; it must not use ``and`` or ``or``.
+    """
+
+    of: type
+    field: str
+    name: str
+    holds: Callable[[Any], Any]
+    message: Callable[[Any], str]
+    hint: Callable[[Any], str] = lambda _: ""
+
+
+def divisors(n: int, below: int = 0) -> list[int]:
+    """The divisors of n in order.
+
+    Example:
+        >>> divisors(12)
+        [1, 2, 3, 4, 6, 12]
+    """
+    small = [d for d in range(1, int(n**0.5) + 1) if n % d == 0]
+    both = sorted({*small, *(n // d for d in small)})
+    return [d for d in both if not below or d <= below]
+
+
+def near_divisors(n: int, wanted: int) -> str:
+    """The divisors of n on both sides of a number: ``use 4 or 8``."""
+    known = divisors(n)
+    below = [d for d in known if d < wanted][-1:]
+    above = [d for d in known if d > wanted][:1]
+    return "use " + " or ".join(map(str, below + above)) if below + above else ""
+
+
+RELATIONS: tuple[Relation, ...] = (
+    Relation(
+        m.GroupedAttention, "n_kv_head", "K divides H",
+        lambda a: a.n_head % a.n_kv_head == 0,
+        lambda a: f"must divide n_head {a.n_head}",
+        lambda a: near_divisors(a.n_head, a.n_kv_head),
+    ),
+    Relation(
+        m.Experts, "top_k", "top_k within experts",
+        lambda e: e.top_k <= e.n_expert,
+        lambda e: f"must be at most n_expert {e.n_expert}",
+    ),
+    Relation(
+        m.Router, "top_k_group", "groups chosen within groups",
+        lambda r: True if r.n_expert_group is None or r.top_k_group is None
+        else r.top_k_group <= r.n_expert_group,
+        lambda r: f"must be at most n_expert_group {r.n_expert_group}",
+    ),
+    Relation(
+        m.Mamba2, "n_group", "groups divide SSM heads",
+        lambda s: s.n_ssm_head % s.n_group == 0,
+        lambda s: f"must divide n_ssm_head {s.n_ssm_head}",
+        lambda s: near_divisors(s.n_ssm_head, s.n_group),
+    ),
+    Relation(
+        m.Mamba2, "n_ssm_head", "SSM heads divide inner width",
+        lambda s: s.d_inner % s.n_ssm_head == 0,
+        lambda s: f"must divide d_inner {s.d_inner}",
+        lambda s: near_divisors(s.d_inner, s.n_ssm_head),
+    ),
+    Relation(
+        m.GatedDelta, "n_key_head", "key heads divide value heads",
+        lambda g: g.n_value_head % g.n_key_head == 0,
+        lambda g: f"must divide n_value_head {g.n_value_head}",
+        lambda g: near_divisors(g.n_value_head, g.n_key_head),
+    ),
+    Relation(
+        m.RgLru, "n_gate_block", "gate blocks divide width",
+        lambda g: g.d_rnn % g.n_gate_block == 0,
+        lambda g: f"must divide d_rnn {g.d_rnn}",
+        lambda g: near_divisors(g.d_rnn, g.n_gate_block),
+    ),
+    Relation(
+        m.MixtureOfDepths, "capacity_permille", "capacity within the context",
+        lambda d: d.capacity_permille <= 1000,
+        lambda d: "is in thousandths of the context and must be at most 1000",
+    ),
+)  # fmt: skip
+
+
+def check(spec: Spec) -> Spec:
+    """Validate a spec: types and bounds by msgspec, then every relation, then the layout.
+
+    Raises:
+        FieldError: With the path, the value, the relation and what would be right.
+
+    Example:
+        >>> from scantling import catalog
+        >>> from scantling.spec import vary
+        >>> check(vary(catalog.model("llama-3.1-8b"), n_kv_head=6))
+        Traceback (most recent call last):
+            ...
+        scantling.errors.FieldError: decoder.layer.attention.n_kv_head 6 must divide n_head 32; use 4 or 8
+    """  # noqa: E501 - the error is one line
+    try:
+        msgspec.convert(msgspec.to_builtins(spec), Spec)
+    except msgspec.ValidationError as error:
+        text, _, path = str(error).partition(" - at `$.")
+        raise FieldError(path.rstrip("`") or "spec", None, f"is wrong: {text}") from None
+    for stack_name in ("decoder", "encoder"):
+        stack = getattr(spec, stack_name)
+        if stack is not None:
+            _check_layout(stack, stack_name)
+    for path, node in nodes(spec):
+        for relation in RELATIONS:
+            if isinstance(node, relation.of) and not relation.holds(node):
+                field = f"{tidy(path)}.{relation.field}"
+                value = getattr(node, relation.field)
+                raise FieldError(field, value, relation.message(node), relation.hint(node))
+    return spec
+
+
+def tidy(path: str) -> str:
+    """A path for people: ``decoder.kinds.layer.blocks.0.branches.0.module`` is long."""
+    steps = path.split(".")
+    if "branches" in steps and "module" in steps:
+        blocks = steps.index("blocks")
+        name = {"0": "attention", "1": "ffn"}.get(steps[blocks + 1], f"block {steps[blocks + 1]}")
+        if steps[steps.index("branches") + 1] != "0":
+            name = "ffn"
+        rest = steps[steps.index("module") + 1 :]
+        kind = steps[steps.index("kinds") + 1]
+        return ".".join([steps[0], kind, name, *rest])
+    return ".".join(s for s in steps if s != "kinds")
+
+
+def _check_layout(stack: Stack, name: str) -> None:
+    known = [k.name for k in stack.kinds]
+    if len(set(known)) != len(known):
+        raise FieldError(f"{name}.kinds", known, "must have different names")
+    if not stack.layout:
+        raise FieldError(f"{name}.layout", None, "must hold at least one run of layers")
+    for run in stack.layout:
+        for kind in run.pattern:
+            if kind not in known:
+                raise FieldError(f"{name}.layout", kind, f"must be one of the kinds {known}")
+        if not run.pattern:
+            raise FieldError(f"{name}.layout", None, "has a run without a pattern")
+
+
+def masks(spec: Spec) -> Iterator[tuple[str, NDArray[np.bool_]]]:
+    """For a column spec: the name of each relation that applies and the mask of who keeps it."""
+    for _, node in nodes(spec):
+        for relation in RELATIONS:
+            if isinstance(node, relation.of):
+                yield relation.name, relation.holds(node)
+
+
+__all__ = ["RELATIONS", "Relation", "Run", "check", "divisors", "masks"]

@@ -1,0 +1,175 @@
+"""One way to read and to change a nested dimension: ``vary(spec, n_kv_head=4, n_layer=40)``.
+
+Fixes, neighbours, ``--set``, ``--vary`` and ladders all use it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from scantling.arith import Dim
+from scantling.errors import FieldError, nearest
+from scantling.spec.model import Run, Spec, Stack
+from scantling.spec.modules import GroupedAttention, Layer, LatentAttention
+
+Change = int | bool | Any
+
+
+def nodes(node: object, path: str = "") -> Iterator[tuple[str, Struct]]:
+    """Every struct of a tree with its dotted path, parents first."""
+    if isinstance(node, tuple):
+        for i, item in enumerate(node):
+            name = item.name if isinstance(item, Layer) else str(i)
+            yield from nodes(item, f"{path}.{name}" if path else name)
+    elif isinstance(node, Struct):
+        yield path, node
+        for field in node.__struct_fields__:
+            value = getattr(node, field)
+            if isinstance(value, Struct | tuple):
+                yield from nodes(value, f"{path}.{field}" if path else field)
+
+
+def rewrite(node: Any, change: Callable[[Struct], Struct]) -> Any:  # noqa: ANN401
+    """A tree with each struct passed through ``change``, children first."""
+    if isinstance(node, tuple):
+        return tuple(rewrite(item, change) for item in node)
+    if not isinstance(node, Struct):
+        return node
+    changed = {}
+    for field in node.__struct_fields__:
+        value = getattr(node, field)
+        if isinstance(value, Struct | tuple):
+            new = rewrite(value, change)
+            if new is not value:
+                changed[field] = new
+    return change(replace(node, **changed) if changed else node)
+
+
+def vary(spec: Spec, **changes: Change) -> Spec:
+    """A spec with dimensions changed wherever they occur.
+
+    Args:
+        spec: A spec or a column spec.
+        changes: Short names (``n_layer``, ``n_kv_head``, ``d_ff``, ``window``, ``tied``, …), or
+            ``kind__field`` for one layer kind only (``global__d_head``).
+
+    Raises:
+        FieldError: If no part of the model has the field.
+
+    Example:
+        >>> from scantling import catalog
+        >>> spec = vary(catalog.model("llama-3.1-8b"), n_kv_head=4, n_layer=40)
+        >>> spec.n_kv_head, spec.n_layer
+        (4, 40)
+    """
+    for name, value in changes.items():
+        kind, _, field = name.rpartition("__")
+        spec = _vary_one(spec, field, value, kind)
+    return spec
+
+
+def _vary_one(spec: Spec, field: str, value: Change, kind: str) -> Spec:
+    if field == "n_layer":
+        return replace(spec, decoder=_with_depth(spec.decoder, value))
+    if not kind and field in Spec.__struct_fields__ and field not in {"decoder", "encoder"}:
+        return replace(spec, **{field: value})
+    found = False
+
+    def change(node: Struct) -> Struct:
+        nonlocal found
+        if field in node.__struct_fields__ and _is_set(node, field):
+            found = True
+            return replace(node, **{field: value})
+        return node
+
+    def change_kind(node: Struct) -> Struct:
+        if isinstance(node, Layer) and kind in {"", node.name}:
+            return _keep(rewrite(node.blocks, change), node)
+        return node
+
+    new: Spec = rewrite(spec, change_kind)
+    if not found:
+        known = fields(spec)
+        near = nearest(field, known)
+        hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(known)}"
+        raise FieldError(field, None, "is no dimension of this model", hint)
+    return new
+
+
+def _keep(blocks: Any, layer: Layer) -> Layer:  # noqa: ANN401
+    return replace(layer, blocks=blocks)
+
+
+def _is_set(node: Struct, field: str) -> bool:
+    """An absent optional dimension stays absent: varying it would change the structure."""
+    return getattr(node, field) is not None
+
+
+def _with_depth(stack: Stack, n_layer: Change) -> Stack:
+    """A stack of another depth: its last run grows or shrinks, what comes before it stays."""
+    before = sum((run.n for run in stack.layout[:-1]), 0)
+    last = stack.layout[-1]
+    rest = n_layer - before
+    if isinstance(rest, int) and rest < 1:
+        raise FieldError("n_layer", n_layer, f"must exceed the {before} layers before the last run")
+    return replace(stack, layout=(*stack.layout[:-1], Run(last.pattern, rest)))
+
+
+ALIASES = {"n_kv_head": ("n_kv_head", "n_head"), "d_head": ("d_head", "d_nope")}
+"""Fields read from another where a kind has no own: MLA keeps one key per query head."""
+
+
+def read(spec: Spec, field: str) -> Dim:
+    """A dimension by its short name: of the kind that occurs last, else of any kind."""
+    if field in {"d_model", "vocab_size", "n_layer", "max_context"}:
+        value: Dim = getattr(spec, field)
+        return value
+    order = [spec.decoder.layout[-1].pattern[-1]]
+    kinds = sorted(spec.decoder.kinds, key=lambda k: k.name not in order)
+    for wanted in ALIASES.get(field, (field,)):
+        for kind in kinds:
+            for _, node in nodes(kind):
+                if wanted in node.__struct_fields__:
+                    found = getattr(node, wanted)
+                    if found is not None and not isinstance(found, str | bool):
+                        return found  # type: ignore[no-any-return]
+    raise FieldError(field, None, "is no dimension of this model", f"it has {fields_text(spec)}")
+
+
+def has(spec: Spec, field: str) -> bool:
+    """Whether a model has a dimension of this name."""
+    return field in fields(spec)
+
+
+def fields(spec: Spec) -> list[str]:
+    """The names of all dimensions a model has, in the order of its parts."""
+    names = ["d_model", "n_layer", "vocab_size"]
+    for _, node in nodes(spec.decoder.kinds):
+        for field, annotation in zip(
+            node.__struct_fields__, msgspec.structs.fields(type(node)), strict=True
+        ):
+            value = getattr(node, field)
+            plain = value is not None and not isinstance(value, bool | str | float | tuple | Struct)
+            if plain and annotation.name not in names:
+                names.append(field)
+    return names
+
+
+def fields_text(spec: Spec) -> str:
+    """The dimension names in one line, for errors."""
+    return ", ".join(fields(spec))
+
+
+def attention(spec: Spec) -> GroupedAttention | LatentAttention | None:
+    """The softmax attention of the kind that occurs last, if the model has one."""
+    last = spec.decoder.layout[-1].pattern[-1]
+    for kind in sorted(spec.decoder.kinds, key=lambda k: k.name != last):
+        for _, node in nodes(kind):
+            if isinstance(node, GroupedAttention | LatentAttention):
+                return node
+    return None
