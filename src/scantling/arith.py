@@ -79,7 +79,7 @@ def maximum(a: Any, b: Any) -> Any:  # noqa: ANN401 - the type of the result is 
     return max(a, b)
 
 
-def wide(value: Dim) -> Any:  # noqa: ANN401 - the type of the result is the type given
+def wide(value: Num) -> Num:
     """A dimension about to be multiplied by batch, context squared or tokens.
 
     An int stays an int, which Python keeps exact at any size. An int64 array becomes float64: it
@@ -89,4 +89,4 @@ def wide(value: Dim) -> Any:  # noqa: ANN401 - the type of the result is the typ
         >>> wide(7) * 2**62 * 2**62 == 7 * 2**124
         True
     """
-    return cast("Any", value).astype("float64") if is_array(value) else value
+    return cast("Num", value.astype("float64")) if not isinstance(value, int | float) else value

@@ -111,7 +111,7 @@ def forward_flops(ops: Sequence[Op], convention: Convention = "full") -> Num:
         weights = count_tensors([t for op in ops for t in op.tensors if not op.backward])
         factor = 6 if any(op.backward for op in ops) else 2
         core = sum((op.flops() for op in ops if op.kind == "attention"), start=0)
-        return wide(weights.active) * rows * factor + core  # type: ignore[no-any-return]
+        return wide(weights.active) * rows * factor + core
     return sum((op.flops(convention) for op in ops), start=0)
 
 

@@ -44,7 +44,7 @@ def parse_object(text: str, name: str) -> tuple[dict[str, Any], list[str]]:
         where = f"line {error.lineno}" if isinstance(error, json.JSONDecodeError) else "a number"
         raise FieldError(name, None, f"is no JSON: {error} ({where})") from None
     if not isinstance(value, dict):
-        kind = {list: "a list", str: "text"}.get(type(value), type(value).__name__)
+        kind = "a list" if isinstance(value, list) else f"a {type(value).__name__}"
         raise FieldError(name, None, f"holds {kind}", "a config.json holds an object")
     return value, notes
 

@@ -174,8 +174,8 @@ def _block(block: Block, index: int, site: Site) -> Iterator[Op]:
         share = residual.capacity_permille
         site = replace(
             site,
-            queries=ceil_div(site.queries * share, 1000),  # type: ignore[operator,arg-type]
-            keys=ceil_div(site.keys * share, 1000),  # type: ignore[operator,arg-type]
+            queries=ceil_div(site.queries * share, 1000),
+            keys=ceil_div(site.keys * share, 1000),
         )
         outer = replace(site, path=outer.path)
     if isinstance(residual, HyperConnections):
@@ -240,7 +240,7 @@ def _backward(forward: tuple[Op, ...]) -> Iterator[Op]:
             yield replace(op, name=f"{op.name}.grad_input", n=op.k, k=op.n, cache=None,
                           backward=True)  # fmt: skip
             yield replace(op, name=f"{op.name}.grad_weight", m=op.k, k=op.m, cache=None,
-                          tensors=(), backward=True)  # type: ignore[arg-type]  # fmt: skip
+                          tensors=(), backward=True)  # fmt: skip
         else:
             k = 2 * op.k if op.kind in {"attention", "scan"} else op.k
             yield replace(op, name=f"{op.name}.grad", k=k, cache=None, backward=True)

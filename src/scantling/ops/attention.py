@@ -58,8 +58,8 @@ def grouped(a: GroupedAttention, site: Site) -> Iterator[Op]:
     yield Op(
         name=f"{site.path}.core", kind="attention", part="attention", m=site.queries, n=keys,
         k=a.d_head + d_value, repeat=site.times * (a.n_head * site.batch), tensors=tuple(extra),
-        visible=_visible(a, site, keys, limit), cache=cache,
-        elements=site.queries * (a.d_head + d_value),
+        times=site.times, visible=_visible(a, site, keys, limit), cache=cache,
+        elements=a.d_head + d_value,
     )  # fmt: skip
     out = (("o", site.width),)
     yield site.matmul("o", "attention", out, a.n_head * d_value, bias=a.out_bias)
@@ -123,9 +123,10 @@ def latent(a: LatentAttention, site: Site) -> Iterator[Op]:
     if site.phase == "decode":
         k = 2 * a.kv_rank + a.d_rope
     yield Op(
-        name=f"{site.path}.core", kind="attention", part="attention", m=site.queries, n=site.keys,  # type: ignore[arg-type]
+        name=f"{site.path}.core", kind="attention", part="attention", m=site.queries, n=site.keys,
         k=k, repeat=site.times * (a.n_head * site.batch), visible=visible,
-        cache=Cache(per_token=per_token, limit=limit, copies=site.times), elements=site.queries * k,
+        times=site.times, cache=Cache(per_token=per_token, limit=limit, copies=site.times),
+        elements=k,
     )  # fmt: skip
     out = (("o", site.width),)
     yield site.matmul("o", "attention", out, a.n_head * a.d_value, bias=a.out_bias)
@@ -142,8 +143,8 @@ def _indexer(a: LatentAttention, site: Site) -> Iterator[Op]:
     yield site.matmul("index_k", "attention", both, site.width)
     yield site.norm("index_norm", Norm("layer", bias=True), i.d_index, "attention")
     yield Op(
-        name=f"{site.path}.index", kind="attention", part="attention", m=site.queries, n=site.keys,  # type: ignore[arg-type]
+        name=f"{site.path}.index", kind="attention", part="attention", m=site.queries, n=site.keys,
         k=i.d_index, repeat=site.times * (i.n_index_head * site.batch),
         visible=visible_pairs(site.queries, site.keys, None, causal=True),  # type: ignore[arg-type]
-        elements=site.queries * i.d_index,
+        times=site.times, elements=i.d_index,
     )  # fmt: skip

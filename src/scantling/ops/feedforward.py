@@ -73,5 +73,5 @@ def _grouped(name: str, outs: tuple[tuple[str, Dim], ...], k: Dim, f: Experts, s
             )  # fmt: skip
     return Op(
         name=f"{site.path}.{name}", kind="matmul", part="experts", m=site.rows, n=n, k=k,
-        repeat=site.times * f.top_k, tensors=tuple(tensors), elements=n + k,
+        repeat=site.times * f.top_k, times=site.times, tensors=tuple(tensors), elements=n + k,
     )  # fmt: skip

@@ -91,15 +91,17 @@ class Op(Struct, frozen=True, kw_only=True):
     kind: Kind
     part: Part
     m: Num
-    n: Dim
-    k: Dim
+    n: Num
+    k: Num
     repeat: Num = 1
+    times: Num = 1
+    """Kernels launched: the occurrences in the model, each of which reads the weights."""
     tensors: tuple[Tensor, ...] = ()
     visible: Num | None = None
     """Attention: (query, key) pairs that the mask lets through, of m × n."""
     cache: Cache | None = None
     elements: Num = 0
-    """Activation elements read and written, for each repeat."""
+    """Activation elements read and written for each of the m rows and each repeat."""
     backward: bool = False
 
     def flops(self, convention: str = "full") -> Num:

@@ -17,7 +17,7 @@ def _conv(site: Site, channels: Dim, d_conv: Dim, bias: bool) -> Op:
         weights.append(site.tensor("conv_bias", "mixer", channels))
     return Op(
         name=f"{site.path}.conv", kind="scan", part="mixer", m=site.rows, n=channels, k=d_conv,
-        repeat=site.times, tensors=tuple(weights), elements=2 * channels,
+        repeat=site.times, times=site.times, tensors=tuple(weights), elements=2 * channels,
         cache=Cache(state=channels * (d_conv - 1), copies=site.times),
     )  # fmt: skip
 
@@ -120,7 +120,8 @@ def rg_lru(r: RgLru, site: Site) -> Iterator[Op]:
         gates.append(site.tensor(f"{name}_bias", "mixer", r.n_gate_block, block))
     yield Op(
         name=f"{site.path}.gates", kind="matmul", part="mixer", m=site.rows, n=2 * block, k=block,
-        repeat=site.times * r.n_gate_block, tensors=tuple(gates), elements=3 * block,
+        repeat=site.times * r.n_gate_block, times=site.times, tensors=tuple(gates),
+        elements=3 * block,
     )  # fmt: skip
     cache = Cache(state=r.d_rnn, copies=site.times)
     yield site.scan("core", r.d_rnn, 1, cache, (site.tensor("decay", "mixer", r.d_rnn),))

@@ -60,7 +60,8 @@ class Site(Struct, frozen=True):
             n = n + more
         return Op(
             name=f"{self.path}.{name}", kind="matmul", part=part, m=self.rows if rows is None
-            else rows, n=n, k=k, repeat=self.times, tensors=tuple(weights), elements=n + k,
+            else rows, n=n, k=k, repeat=self.times, times=self.times, tensors=tuple(weights),
+            elements=n + k,
         )  # fmt: skip
 
     def norm(self, name: str, norm: Norm, width: Dim, part: Part = "norm", heads: Num = 1) -> Op:
@@ -78,13 +79,13 @@ class Site(Struct, frozen=True):
         """Work without a product: reads and writes ``width`` elements a token."""
         return Op(
             name=f"{self.path}.{name}", kind=kind, part=part, m=self.rows, n=width, k=1,  # type: ignore[arg-type]
-            repeat=self.times, tensors=tensors, elements=2 * width,
+            repeat=self.times, times=self.times, tensors=tensors, elements=2 * width,
         )  # fmt: skip
 
     def scan(self, name: str, width: Num, state: Num, cache: Cache | None = None,
              tensors: tuple[Tensor, ...] = ()) -> Op:  # fmt: skip
         """A recurrence: each token updates and reads ``width × state`` numbers."""
         return Op(
-            name=f"{self.path}.{name}", kind="scan", part="mixer", m=self.rows, n=width,  # type: ignore[arg-type]
-            k=2 * state, repeat=self.times, tensors=tensors, cache=cache, elements=2 * width,  # type: ignore[arg-type,operator]
+            name=f"{self.path}.{name}", kind="scan", part="mixer", m=self.rows, n=width,
+            k=2 * state, repeat=self.times, times=self.times, tensors=tensors, cache=cache, elements=2 * width,
         )  # fmt: skip

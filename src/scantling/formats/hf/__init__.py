@@ -204,8 +204,8 @@ def _value(key: str, kind: str, value: object, notes: list[str]) -> Any:  # noqa
         name = {"text": "text", "object": "an object"}.get(kind, "a list over the layers")
         raise FieldError(key, _shown(value), f"must be {name}")
     if kind in {"flags", "layers"}:
-        return [_integer(key, "count", int(v) if isinstance(v, bool) else v, notes) for v in value]  # type: ignore[attr-defined]
-    if kind == "names" and not all(isinstance(v, str) for v in value):  # type: ignore[attr-defined]
+        return [_integer(key, "count", int(v) if isinstance(v, bool) else v, notes) for v in value]
+    if kind == "names" and not all(isinstance(v, str) for v in value):
         raise FieldError(key, _shown(value), "must be a list of names")
     return value
 

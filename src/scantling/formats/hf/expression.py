@@ -73,7 +73,8 @@ def parse(text: str) -> tuple[CodeType, frozenset[str]]:
         ['head_dim', 'hidden_size', 'num_attention_heads']
     """
     tree = ast.parse(text, mode="eval")
-    bound, names = set(), set()
+    bound: set[str] = set()
+    names: set[str] = set()
     for node in ast.walk(tree):
         assert isinstance(node, ALLOWED), f"{text}: {type(node).__name__} is not allowed"
         if isinstance(node, ast.Name):

@@ -249,8 +249,8 @@ def squeeze(kinds: Sequence[str], n_layer: Dim) -> tuple[Run, ...]:
         while start > 0 and kinds[start - 1] == kinds[start - 1 + period]:
             start -= 1
         words = len(_equal_runs(kinds[:start])) + period
-        if best is None or words < best:
-            best, chosen = words, (start, period)
+        if best is None or (words, start) < best:
+            best, chosen = (words, start), (start, period)
     start, period = chosen
     cycle = tuple(kinds[start : start + period])
     return (*_equal_runs(kinds[:start]), Run(cycle, n - start))
