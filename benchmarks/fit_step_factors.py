@@ -69,7 +69,7 @@ def main():
     folder = pathlib.Path(sys.argv[1])
     for name, ratios in {**training_ratios(folder), **decode_ratios(folder)}.items():
         middle = statistics.median(ratios)
-        cuts = statistics.quantiles(ratios, n=20)
+        cuts = statistics.quantiles(ratios, n=20, method="inclusive")
         error = statistics.mean(abs(middle / r - 1) for r in ratios)
         print(f"{name}: factor {middle:.3g} low {cuts[0]:.3g} high {cuts[-1]:.3g} "
               f"error {error:.3g} rows {len(ratios)}")  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from scantling.errors import FieldError, UnknownNameError
 from scantling.formats import hf
 from scantling.formats.json_file import parse_object, read_object
 from scantling.sources import read_data
-from scantling.spec import Spec
+from scantling.spec import Spec, has
 
 
 class Named(Struct, frozen=True):
@@ -126,17 +127,33 @@ def _from_config(config: dict[str, Any], name: str, notes: list[str]) -> Loaded:
     return Loaded(name, read.spec, read.model_type, (*notes, *read.notes), read.n_mtp)
 
 
-def nearest_by_size(total: int, n: int = 3, exclude: tuple[str, ...] = ()) -> list[Loaded]:
-    """The models of the catalogue nearest to a parameter count, one of each shape.
+def nearest(total: int, vocab_size: int, n: int = 3) -> list[Loaded]:
+    """The known models nearest to a size and a vocabulary, one of each shape.
 
-    Dense models since 2023 only: what one would copy today.
+    Distance is |ln of the size ratio| + |ln of the vocabulary ratio|: a model of another
+    vocabulary spends its parameters elsewhere. Dense models since 2023 only, which is what one
+    would copy today; of equal shapes the latest release speaks for all.
+
+    Example:
+        >>> [m.name for m in nearest(8_000_000_000, 128256, 1)]
+        ['llama-3.1-8b']
     """
-    seen, found = set(), []
-    recent = [m for m in named().values() if m.released >= "2023" and m.name not in exclude]
-    for entry in sorted(recent, key=lambda m: abs(m.parameters - total)):
+
+    def distance(entry: Named) -> float:
+        spec = loaded(entry.name).spec
+        vocabulary = math.log(int(spec.vocab_size) / vocab_size)
+        return abs(math.log(entry.parameters / total)) + abs(vocabulary)
+
+    recent = [m for m in named().values() if m.released >= "2023"]
+    dense = [m for m in recent if not has(loaded(m.name).spec, "n_expert")]
+    seen: set[tuple[int, ...]] = set()
+    found: list[Loaded] = []
+    latest = sorted(dense, key=lambda m: m.released, reverse=True)
+    for entry in sorted(latest, key=distance):
         one = loaded(entry.name)
-        if one.spec.decoder not in seen:
-            seen.add(one.spec.decoder)
+        shape = (entry.parameters, int(one.spec.n_layer), int(one.spec.d_model))
+        if shape not in seen:
+            seen.add(shape)
             found.append(one)
         if len(found) == n:
             break

@@ -1,0 +1,197 @@
+"""From a budget to the shapes worth training: ``design``."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from msgspec import Struct
+
+from scantling import catalog
+from scantling.costs.count import parameters
+from scantling.laws import law
+from scantling.search.budget import OBJECTIVES, Budget, Range, budget
+from scantling.search.candidate import Candidate, binding, candidate, difference, findings, to_json
+from scantling.search.explain import explain, explain_all, set_by_all
+from scantling.search.front import EPSILONS, knee, thin
+from scantling.search.space import Axis, list_legal, space, unpriced
+from scantling.search.sweep import COLUMNS, Swept, sweep
+from scantling.spec import Spec, vary
+
+
+class Front(Struct, frozen=True, kw_only=True):
+    """The answer of ``design``: the shapes worth having, and the choice among them."""
+
+    budget: Budget
+    swept: Swept
+    candidates: tuple[Candidate, ...]
+    """Non-dominated, thinned to what is worth reading, best loss first."""
+    choice: int
+    equal: tuple[int, ...]
+    """Candidates whose loss the law cannot tell from the best."""
+    equal_within: float
+    baselines: tuple[Candidate, ...]
+    axes: tuple[Axis, ...]
+    seconds: float
+
+    @property
+    def feasible(self) -> bool:
+        """Whether any shape keeps every limit."""
+        return bool(self.candidates)
+
+    @property
+    def chosen(self) -> Candidate:
+        """The chosen shape."""
+        return self.candidates[self.choice]
+
+
+def design(
+    b: Budget | None = None, *, baselines: tuple[str, ...] | None = None,
+    progress: Callable[[int, int], None] | None = None, **limits: Any,
+) -> Front:  # fmt: skip
+    """Search all shapes of a budget.
+
+    Args:
+        b: A budget, or give its limits as keywords (see ``Budget``).
+        baselines: Models to put beside the front; by default the three nearest known ones.
+        progress: Called with (shapes done, shapes in all).
+
+    Returns:
+        The front with a choice. It is empty when nothing keeps every limit; ``swept.removed``
+        then says how many shapes each limit removed.
+
+    The choice: shapes whose loss lies within the law's own error of the best count as equal;
+    among them the knee of all objectives is chosen, or with weights that of the whole front.
+
+    Raises:
+        FieldError: For contradictory or unreadable limits.
+
+    Example:
+        >>> front = design(params=125_000_000, vocab_size=50304, n_gpu=8)
+        >>> abs(front.chosen.counted.total / 125e6 - 1) < 0.005
+        True
+    """
+    started = time.perf_counter()
+    b = budget(**limits) if b is None else b
+    shapes = space(b)
+    done = 0
+
+    def report(n: int) -> None:
+        nonlocal done
+        done += n
+        if progress is not None:
+            progress(done, shapes.size)
+
+    swept = sweep(shapes, b, progress=report)
+    found = _candidates(swept, shapes.structures, b)
+    peers = _baselines(b, baselines)
+    choice, equal, within = _choose(found, b) if found else (0, (), 0.0)
+    return Front(
+        budget=b, swept=swept, candidates=tuple(found), choice=choice, equal=equal,
+        equal_within=within, baselines=tuple(peers), axes=tuple(unpriced(b)),
+        seconds=time.perf_counter() - started,
+    )  # fmt: skip
+
+
+def _candidates(swept: Swept, structures: tuple[Spec, ...], b: Budget) -> list[Candidate]:
+    """The thinned front, each shape counted again exactly through the operators."""
+    if not len(swept.rows):
+        return []
+    found = []
+    for index in thin(swept.objectives, tuple(EPSILONS.values())):
+        row = {name: int(v) for name, v in zip(COLUMNS, swept.rows[index], strict=True)}
+        spec = vary(structures[row.pop("structure")], **{k: row[k] for k in COLUMNS[1:-1]})
+        one = candidate(spec, b)
+        assert one.counted.total == row["total"], "the sweep and the operators must agree"
+        found.append(one)
+    return sorted(found, key=lambda c: (c.loss_upper, c.days))
+
+
+def _objectives(c: Candidate) -> list[float]:
+    return [c.loss_upper, c.days, c.kv_bytes_per_token, float(c.decode.value_s)]
+
+
+def _choose(found: list[Candidate], b: Budget) -> tuple[int, tuple[int, ...], float]:
+    """The choice, the shapes counted as equal in loss to the best, and within how many nats."""
+    import numpy as np
+
+    values = np.array([_objectives(c) for c in found])
+    best = found[int(values[:, 0].argmin())]
+    gap = law(b.law).difference(best.features, best.features)
+    within = (float(gap.high) - float(gap.low)) / 2
+    equal = np.flatnonzero(values[:, 0] <= values[:, 0].min() + within)
+    weights = tuple(b.weights.get(name, 0.0 if b.weights else 1.0) for name in OBJECTIVES)
+    pool = np.arange(len(found)) if b.weights else equal
+    return int(pool[knee(values[pool], weights)]), tuple(int(i) for i in equal), within
+
+
+def _baselines(b: Budget, names: tuple[str, ...] | None) -> list[Candidate]:
+    if names is None:
+        models = catalog.nearest(b.params, b.vocab_size)
+    else:
+        models = [catalog.load(name) for name in names]
+    return [candidate(m.spec, b, m.name) for m in models]
+
+
+def binding_axes(front: Front) -> list[dict[str, Any]]:
+    """The unpriced axes with their bounds, and whether the choice lies on one."""
+    found = []
+    for axis in front.axes:
+        value = getattr(front.chosen.features, axis.name, None) if front.feasible else None
+        on = value is not None and not axis.opened and binding(value, axis.low, axis.high)
+        found.append({
+            "axis": axis.name, "bounds": [axis.low, axis.high], "binding": on,
+            "value": None if value is None else float(value), "why": axis.why,
+            "opened": axis.opened,
+        })  # fmt: skip
+    return found
+
+
+def front_json(front: Front, *, reasons: bool = True) -> dict[str, Any]:
+    """The whole answer by the contract of ``design --json``."""
+    import msgspec
+
+    swept, b = front.swept, front.budget
+    head: dict[str, Any] = {
+        "schema": 1,
+        "budget": msgspec.to_builtins(b),
+        "search": {
+            "evaluated": swept.evaluated, "feasible": swept.feasible,
+            "seconds": round(front.seconds, 3),
+            "shapes_per_second": round(swept.evaluated / max(front.seconds, 1e-9)),
+        },
+    }  # fmt: skip
+    if not front.feasible:
+        return {**head, "feasible": False, **infeasible(front)}
+    reference = front.chosen
+    rows = []
+    for i, c in enumerate(front.candidates):
+        row = to_json(c, reference)
+        row["why"] = explain_all(c) if reasons and i == front.choice else set_by_all(c)
+        rows.append(row)
+    return {
+        **head, "feasible": True, "front": rows, "choice": front.choice,
+        "equal": [list(front.equal)], "equal_within_nats": front.equal_within,
+        "unpriced": binding_axes(front),
+        "baselines": [to_json(c, reference) for c in front.baselines],
+    }  # fmt: skip
+
+
+def infeasible(front: Front) -> dict[str, Any]:
+    """Why nothing is feasible: what each limit removed, which bind, and the closest shapes."""
+    swept, b = front.swept, front.budget
+    needed = swept.closest[0]["total"] if swept.closest else None
+    binding_limits = [
+        {"limit": name, "allowed": b.params if name.startswith("params") else None,
+         "needed": needed if name.startswith("params") else None, "removed": count}
+        for name, count in swept.removed.items() if count == swept.evaluated
+    ]  # fmt: skip
+    return {"binding": binding_limits, "removed": swept.removed, "closest": swept.closest}
+
+
+__all__ = [
+    "Budget", "Candidate", "Front", "Range", "binding_axes", "budget", "candidate", "design",
+    "difference", "explain", "explain_all", "findings", "front_json", "infeasible", "list_legal",
+    "parameters",
+]  # fmt: skip

@@ -1,0 +1,286 @@
+"""One shape with everything a user sees of it: counted exactly, priced, aligned."""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+from msgspec import Struct
+
+from scantling.arith import round_up
+from scantling.costs.count import Parameters, kv_cache, parameters
+from scantling.costs.estimate import DAY_S, Estimate, decode_time, training_time
+from scantling.costs.features import features
+from scantling.formats import hf
+from scantling.laws import Features, bounds, law, prior_terms
+from scantling.laws.hyperparameters import hyperparameters
+from scantling.quantity import Quantity
+from scantling.search.budget import Budget
+from scantling.spec import Spec, read
+
+DIMENSIONS = ("n_layer", "d_model", "n_head", "n_kv_head", "d_head", "d_ff", "vocab_size")
+
+
+class Candidate(Struct, frozen=True, kw_only=True):
+    """One shape under one budget.
+
+    ``loss`` is the law's with the centre of the prior terms, ``loss_upper`` with their upper end.
+    """
+
+    name: str
+    spec: Spec
+    budget: Budget
+    counted: Parameters
+    features: Features
+    loss: float
+    loss_upper: float
+    train: Estimate
+    decode: Estimate
+    kv_bytes_per_token: float
+
+    @property
+    def days(self) -> float:
+        """Training days on the budget's chips."""
+        return float(self.train.value_s) / DAY_S
+
+    @property
+    def extrapolation(self) -> float:
+        """How many times the size lies beyond what the law was fitted to."""
+        return float(law(self.budget.law).extrapolation(self.features))
+
+    def dims(self) -> dict[str, int]:
+        """The dimensions that exist in this model."""
+        found = {}
+        for name in DIMENSIONS:
+            try:
+                found[name] = int(read(self.spec, name))  # type: ignore[arg-type]
+            except Exception:  # noqa: BLE001, S112 - a model without KV heads has no such row
+                continue
+        return found
+
+    def shape(self) -> dict[str, float]:
+        """The ratios that engineers compare."""
+        d, f = self.dims(), self.features
+        found: dict[str, float] = {"D/L": round(d["d_model"] / d["n_layer"], 2)}
+        if "d_ff" in d:
+            found["F/D"] = round(d["d_ff"] / d["d_model"], 3)
+        if f.mlp_attention_ratio is not None:
+            found["MLP/attention"] = round(float(f.mlp_attention_ratio), 3)
+        if f.attention_width_ratio is not None:
+            found["Hh/D"] = round(float(f.attention_width_ratio), 4)
+        if f.kv_group is not None:
+            found["H/K"] = round(float(f.kv_group), 3)
+        return found
+
+
+def candidate(spec: Spec, b: Budget, name: str = "") -> Candidate:
+    """Count and price one shape.
+
+    Example:
+        >>> from scantling import catalog
+        >>> from scantling.search.budget import budget
+        >>> c = candidate(catalog.model("llama-3.1-8b"), budget(params=8 * 10**9))
+        >>> c.counted.total, c.shape()["D/L"]
+        (8030261248, 128.0)
+    """
+    counted = parameters(spec)
+    f = features(spec, float(b.tokens), counted)
+    one = law(b.law)
+    raw = one.loss(f)
+    terms = prior_terms(f, raw, one.reference_ratio)
+    chip = b.hardware
+    return Candidate(
+        name=name or shape_name(spec), spec=spec, budget=b, counted=counted, features=f,
+        loss=float(raw + terms.expected), loss_upper=float(raw + terms.upper),
+        train=training_time(spec, b.tokens, chip, b.n_gpu, b.train_context, b.dtype),
+        decode=decode_time(spec, chip, b.serve_batch, b.serve_context, b.dtype, b.kv_dtype),
+        kv_bytes_per_token=float(
+            kv_cache(spec, context=b.serve_context, kv_dtype=b.kv_dtype).bytes_per_token
+        ),
+    )  # fmt: skip
+
+
+def shape_name(spec: Spec) -> str:
+    """A name from the shape: ``37x3584-h128-24q8kv-f12544``."""
+    parts = [f"{spec.n_layer}x{spec.d_model}"]
+    try:
+        parts.append(f"h{spec.d_head}-{spec.n_head}q{spec.n_kv_head}kv-f{spec.d_ff}")
+    except Exception:  # noqa: BLE001 - a model without one of these has a shorter name
+        parts.append("custom")
+    return "-".join(parts)
+
+
+def difference(a: Candidate, reference: Candidate) -> Quantity:
+    """The loss of one shape minus another's at equal tokens, with its interval.
+
+    The law's own interval is for unrelated shapes; the closer two shapes are, the more of its
+    error they share. ``approx_shared``: the half-width falls in proportion to the distance of
+    the shapes in ln width, ln depth and ln body, full from a distance of one on (assumed: the
+    law is smooth, nothing measures this). Prior terms add in quadrature.
+    """
+    one = law(a.budget.law)
+    found = one.difference(a.features, reference.features)
+    fa, fb = a.features, reference.features
+    apart = math.hypot(
+        math.log(float(fa.width / fb.width)), math.log(float(fa.depth / fb.depth)),
+        math.log(float(fa.body / fb.body)),
+    )  # fmt: skip
+    approx_shared = min(1.0, apart)
+    half = (float(found.high) - float(found.low)) / 2 * approx_shared
+    prior = (a.loss_upper - a.loss) - (reference.loss_upper - reference.loss)
+    half = math.hypot(half, prior)
+    value = a.loss - reference.loss
+    why = [f"law {one.name}: {one.title}", f"source {one.source}"]
+    if max(a.extrapolation, reference.extrapolation) > 1:
+        why.append(f"extrapolated ×{max(a.extrapolation, reference.extrapolation):.1f}")
+    return Quantity(value=value, low=value - half, high=value + half, unit="nats/token",
+                    kind="fitted", why=tuple(why))  # fmt: skip
+
+
+def tile_waste(spec: Spec, tile: int = 128) -> float:
+    """Share of extra columns that GEMM tiles of a width compute for nothing, by weight.
+
+    Each product's n is rounded up to the tile; the excess is weighted by n k. An explanation of
+    alignment, not a time: measured waste is smaller (kernels choose among tiles).
+    """
+    from scantling.ops import operators
+
+    work = [(op.n, op.k, op.repeat) for op in operators(spec) if op.kind == "matmul"]
+    useful = sum(n * k * r for n, k, r in work)
+    padded = sum(round_up(n, tile) * round_up(k, 32) * r for n, k, r in work)  # type: ignore[arg-type]
+    return float(padded / useful - 1)
+
+
+def power_of_two(value: int) -> int:
+    """The largest power of two that divides a number.
+
+    Example:
+        >>> power_of_two(14336), power_of_two(50257)
+        (2048, 1)
+    """
+    return value & -value
+
+
+def findings(c: Candidate) -> list[dict[str, str]]:
+    """What a user should know of a shape before training it."""
+    found = []
+
+    def add(code: str, level: str, field: str, message: str) -> None:
+        found.append({"code": code, "level": level, "field": field, "message": message})
+
+    one = law(c.budget.law)
+    if c.extrapolation > 1:
+        largest = one.domain[one.counts][1]
+        add("LAW-EXTRAPOLATED", "note", "loss",
+            f"the loss is extrapolated ×{c.extrapolation:.1f}: the law was fitted to bodies of at "
+            f"most {largest / 1e9:.2g} B")  # fmt: skip
+    for field, step in (("d_model", 64), ("d_ff", 64), ("vocab_size", 64)):
+        value = c.dims().get(field)
+        if value is not None and value % step:
+            add("ALIGN", "warning", field,
+                f"{field} {value} is no multiple of {step}: tensor cores pad it")  # fmt: skip
+    for key, field in (("kv_group", "n_kv_head"), ("n_kv_head", "n_kv_head"),
+                       ("mlp_attention_ratio", "d_ff"), ("attention_width_ratio", "n_head"),
+                       ("d_head", "d_head")):  # fmt: skip
+        value = getattr(c.features, key)
+        limit = bounds()[key]
+        if value is None:
+            continue
+        if not limit.holds(value):
+            add("OUTSIDE", "warning", field,
+                f"{key} {value:.3g} lies outside {limit.low or 0:g} to {limit.high or math.inf:g}: "
+                f"{limit.reason}")  # fmt: skip
+        elif binding(value, limit.low, limit.high):
+            add("ON-BOUND", "note", field, f"{key} {value:.3g} lies on the bound of its axis "
+                f"({limit.low or 0:g} to {limit.high or math.inf:g}): {limit.reason}")  # fmt: skip
+    return found
+
+
+def binding(value: float, low: float | None, high: float | None) -> bool:
+    """Whether a value lies on the bound of an axis, within 2 % of it."""
+    return any(edge is not None and abs(value / edge - 1) < 0.02 for edge in (low, high))
+
+
+@functools.lru_cache(maxsize=1024)
+def hf_config(spec: Spec) -> dict[str, Any] | None:
+    """The config of a shape, if a Hugging Face model type can say it."""
+    from scantling.errors import FieldError
+
+    try:
+        return hf.write(spec)
+    except FieldError:
+        return None
+
+
+def to_json(c: Candidate, reference: Candidate | None = None) -> dict[str, Any]:
+    """A candidate by the contract of ``design --json``."""
+    import msgspec
+
+    b, one, p = c.budget, law(c.budget.law), c.counted
+    half = float(one.interval(c.features))
+    loss = Quantity(
+        value=c.loss, low=c.loss - half, high=c.loss + half + c.loss_upper - c.loss,
+        unit="nats/token", kind="fitted",
+        why=(f"recipe: {one.recipe}", f"law {one.name}", f"source {one.source}"),
+    ).to_json()  # fmt: skip
+    loss["law"], loss["extrapolated"] = one.name, round(c.extrapolation, 2)
+    if reference is not None:
+        loss["difference"] = difference(c, reference).to_json()
+        loss["difference_to"] = reference.name
+    return {
+        "name": c.name,
+        "dims": c.dims(),
+        "shape": c.shape(),
+        "spec": msgspec.to_builtins(c.spec),
+        "hf_config": hf_config(c.spec),
+        "params": counted_json(p),
+        "loss": loss,
+        "train": {
+            "days": days_quantity(c.train, b).to_json(),
+            "gpu_hours": c.days * 24 * b.n_gpu,
+            "workload": {"tokens": b.tokens, "context": b.train_context, "gpu": b.chip,
+                         "gpus": b.n_gpu, "dtype": b.dtype},
+        },
+        "serve": {
+            "kv_bytes_per_token": c.kv_bytes_per_token,
+            "kv_bytes": c.kv_bytes_per_token * b.serve_context * b.serve_batch,
+            "tpot_seconds": decode_quantity(c.decode, b).to_json(),
+            "workload": {"context": b.serve_context, "batch": b.serve_batch, "gpu": b.chip,
+                         "gpus": 1, "dtype": b.dtype, "kv_dtype": b.kv_dtype},
+        },
+        "alignment": {
+            "power_of_two": {k: power_of_two(v) for k, v in c.dims().items()},
+            "tile_waste": round(tile_waste(c.spec), 5),
+        },
+        "hyperparameters": hyperparameters(float(c.features.body), float(b.tokens)),
+        "findings": findings(c),
+    }  # fmt: skip
+
+
+def counted_json(p: Parameters) -> dict[str, Any]:
+    """Parameters by the contract; every one is exact."""
+    return {
+        "total": p.total, "active": p.active, "body": p.body, "embedding": p.embedding,
+        "lm_head": p.lm_head, "buffers": p.buffers, "by_part": dict(p.by_part),
+    }  # fmt: skip
+
+
+def days_quantity(train: Estimate, b: Budget) -> Quantity:
+    """Training days with their interval and reasons."""
+    why = (
+        f"operators on {b.chip} × {b.n_gpu}, bf16 kernels by roofline × step factor",
+        "5 to 95 % of public training rows; even split, no memory limit (time.toml)",
+    )
+    return Quantity(value=float(train.value_s) / DAY_S, low=float(train.low_s) / DAY_S,
+                    high=float(train.high_s) / DAY_S, unit="days", kind="fitted", why=why)  # fmt: skip
+
+
+def decode_quantity(decode: Estimate, b: Budget) -> Quantity:
+    """Seconds per output token with their interval and reasons."""
+    why = (
+        f"one {b.chip}, batch {b.serve_batch}, context {b.serve_context}, {b.dtype} weights",
+        "kernels by roofline × step factor of public serving rows (time.toml)",
+    )
+    return Quantity(value=float(decode.value_s), low=float(decode.low_s),
+                    high=float(decode.high_s), unit="s", kind="fitted", why=why)  # fmt: skip

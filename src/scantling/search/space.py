@@ -1,0 +1,259 @@
+"""The space: which shapes there are for a budget, as column specs in chunks.
+
+A structure (tied or not) is one column spec; its dimensions are columns. The attention part
+(D, h, H, K) is listed once, every depth is put to each of its rows, and the FFN width is solved.
+Axes that no objective prices keep to bounds with a reason (``laws.bounds`` and below).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
+
+from scantling.arith import round_up
+from scantling.errors import FieldError
+from scantling.laws import bounds
+from scantling.search.budget import Budget
+from scantling.spec import (
+    Block,
+    Branch,
+    Dense,
+    GroupedAttention,
+    Layer,
+    Norm,
+    QKNorm,
+    Rope,
+    Run,
+    Spec,
+    Stack,
+    vary,
+)
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+HEAD_WIDTHS = (64, 96, 128, 192, 256)
+"""Head widths attention kernels are built for (flashattention2)."""
+ASPECT = (8, 320)
+"""Width over depth the default law was fitted in."""
+TIE_ABOVE = 0.15
+"""Tie when the table is more than this share of all parameters (notes on tying, press2017)."""
+CHUNK = 16_384
+"""Rows evaluated at once: arrays of 128 KiB stay in cache."""
+
+
+class Axis(Struct, frozen=True):
+    """One unpriced axis: its bounds, where they come from, and whether the user opened it."""
+
+    name: str
+    low: float | None
+    high: float | None
+    why: str
+    opened: bool = False
+
+
+class Space(Struct, frozen=True):
+    """All shapes of one budget: attention rows, depths, structures."""
+
+    structures: tuple[Spec, ...]
+    d_model: Any
+    d_head: Any
+    n_head: Any
+    n_kv_head: Any
+    shallowest: Any
+    deepest: Any
+    """First and last depth of each attention row."""
+    multiple: int
+    """Alignment of the FFN width."""
+    fixed_width: int | None
+
+    @property
+    def size(self) -> int:
+        """Shapes in the space, all structures together."""
+        return int((self.deepest - self.shallowest + 1).sum()) * len(self.structures)
+
+    def chunks(self, size: int = CHUNK) -> Iterator[tuple[int, Spec]]:
+        """Column specs of at most ``size`` shapes, with the index of their structure.
+
+        The order of shapes does not depend on the size of chunks.
+        """
+        import numpy as np
+
+        counts = self.deepest - self.shallowest + 1
+        ends = np.cumsum(counts)
+        starts = ends - counts
+        total = int(ends[-1]) if len(ends) else 0
+        for index, structure in enumerate(self.structures):
+            for start in range(0, total, size):
+                stop = min(start + size, total)
+                first, last = np.searchsorted(ends, [start, stop - 1], side="right")
+                held = np.minimum(ends[first : last + 1], stop) - np.maximum(
+                    starts[first : last + 1], start
+                )
+                row = np.repeat(np.arange(first, last + 1), held)
+                depth = self.shallowest[row] + np.arange(start, stop) - starts[row]
+                yield index, vary(
+                    structure, d_model=self.d_model[row], n_layer=depth,
+                    n_head=self.n_head[row], n_kv_head=self.n_kv_head[row],
+                    d_head=self.d_head[row],
+                )  # fmt: skip
+
+
+def template(*, tied: bool, vocab_size: int, context: int, qk_norm: bool) -> Spec:
+    """A dense decoder with grouped attention, gated feed-forward, RMSNorm and rotary position."""
+    norm = Norm("rms")
+    attention = GroupedAttention(
+        n_head=1, n_kv_head=1, d_head=2, position=Rope(500_000.0),
+        qk_norm=QKNorm("head") if qk_norm else None,
+    )  # fmt: skip
+    blocks = (
+        Block((Branch(attention),), pre=norm),
+        Block((Branch(Dense(1)),), pre=norm),
+    )
+    stack = Stack((Layer("layer", blocks),), (Run(("layer",), 1),), norm)
+    return Spec(d_model=1, vocab_size=vocab_size, decoder=stack, tied=tied, max_context=context)
+
+
+def space(b: Budget) -> Space:
+    """The space of a budget.
+
+    Width: multiples of the alignment. Depth: every integer with W/L in the law's range.
+    Query heads: every number with H h/D in its bound that splits over the GPUs of a node. KV heads: K = H/g for every whole group g.
+    """
+    import numpy as np
+
+    context = max(b.train_context, b.serve_context)
+    kinds = (False, True) if b.tied is None else (b.tied,)
+    structures = tuple(
+        template(tied=t, vocab_size=b.vocab_size, context=context, qk_norm=b.qk_norm)
+        for t in kinds
+    )
+    rows = np.concatenate([_no_rows(), *(_attention_rows(b, width) for width in _widths(b))])
+    width = rows[:, 0]
+    columns = [np.ascontiguousarray(rows[:, i]) for i in range(4)]
+    low, high = np.maximum(1, -(-width // ASPECT[1])), np.maximum(1, width // ASPECT[0])
+    if "n_layer" in b.fixed or "n_layer" in b.bounded:
+        first, last = _span(b, "n_layer", 1, 1)
+        low, high = np.full_like(width, first), np.full_like(width, last)
+    return Space(structures, *columns, low, high, b.multiple * b.tp, b.fixed.get("d_ff"))
+
+
+def _no_rows() -> NDArray[np.int64]:
+    import numpy as np
+
+    return np.empty((0, 4), dtype=np.int64)
+
+
+def _span(b: Budget, axis: str, low: int, high: int) -> tuple[int, int]:
+    """The range of an axis: fixed, bounded by the user, or by default."""
+    if axis in b.fixed:
+        return b.fixed[axis], b.fixed[axis]
+    if axis in b.bounded:
+        return b.bounded[axis].low, b.bounded[axis].high
+    return low, high
+
+
+def _widths(b: Budget) -> list[int]:
+    """Widths whose body of about 12 L D² at W/L from 8 to 320 meets the budget.
+
+    N = 12 L D² with L = D/a gives D = (N a / 12)^(1/3); the body may be a third of the total
+    where embeddings are large, so the range starts at a third of N.
+    """
+    step = b.multiple
+    low = int((b.params / 3 * ASPECT[0] / 12) ** (1 / 3))
+    high = int((b.params * ASPECT[1] / 8) ** (1 / 3)) + step
+    low, high = _span(b, "d_model", max(step, low // step * step), high)
+    if "d_model" in b.fixed:
+        return [low]
+    return list(range(round_up(low, step), high + 1, step))  # type: ignore[arg-type]
+
+
+def split(b: Budget) -> int:
+    """The GPUs heads must split over: the given degree, else a node of 8 from a billion up.
+
+    Heads a user fixed are taken as they are.
+    """
+    if b.tp > 1:
+        return b.tp
+    if "n_head" in b.fixed or "n_kv_head" in b.fixed:
+        return 1
+    return 8 if b.params >= 10**9 else 1
+
+
+def _attention_rows(b: Budget, width: int) -> NDArray[np.int64]:
+    """All (D, h, H, K) of one width."""
+    import numpy as np
+
+    ratio, group, least = (bounds()[k] for k in ("attention_width_ratio", "kv_group", "n_kv_head"))
+    low_head, high_head = _span(b, "d_head", 1, 2**40)
+    head_widths = [h for h in HEAD_WIDTHS if low_head <= h <= high_head]
+    if "d_head" in b.fixed:
+        head_widths = [b.fixed["d_head"]]
+    found = []
+    for h in head_widths:
+        low = max(1, -(-int((ratio.low or 0) * width) // h))
+        low, high = _span(b, "n_head", low, int((ratio.high or 2) * width) // h)
+        heads = np.arange(low, high + 1, dtype=np.int64)
+        heads = heads[heads % split(b) == 0]
+        opened = "n_kv_head" in b.fixed or "n_kv_head" in b.bounded
+        low_kv, high_kv = _span(b, "n_kv_head", int(least.low or 1), 2**40)
+        largest = int(group.high or 8) if not opened else int(heads.max(initial=1))
+        for g in range(1, largest + 1):
+            some = heads[heads % g == 0]
+            kv = some // g
+            keep = (kv >= low_kv) & (kv <= high_kv)
+            keep &= (kv % split(b) == 0) | (split(b) % np.maximum(kv, 1) == 0)
+            some, kv = some[keep], kv[keep]
+            if len(some):
+                size = np.full_like(some, width)
+                found.append(np.stack([size, np.full_like(some, h), some, kv], axis=1))
+    return np.concatenate(found) if found else _no_rows()
+
+
+def unpriced(b: Budget) -> list[Axis]:
+    """The axes no objective prices, with their bounds and reasons."""
+    known = bounds()
+
+    def axis(name: str, field: str | None, key: str) -> Axis:
+        opened = field is not None and (field in b.fixed or field in b.bounded)
+        one = known[key]
+        if opened and field is not None:
+            low, high = _span(b, field, 1, 2**40)
+            return Axis(name, low, high, f"--fix or --bound {field}", opened=True)
+        return Axis(name, one.low, one.high, one.reason)
+
+    rule = f"tied when the table is more than {TIE_ABOVE:.0%} of the parameters"
+    return [
+        axis("n_kv_head", "n_kv_head", "n_kv_head"),
+        axis("kv_group", "n_kv_head", "kv_group"),
+        axis("d_head", "d_head", "d_head"),
+        axis("attention_width_ratio", "n_head", "attention_width_ratio"),
+        axis("mlp_attention_ratio", "d_ff", "mlp_attention_ratio"),
+        Axis("tied", None, None, "--tied or --untied" if b.tied is not None else rule,
+             opened=b.tied is not None),
+        Axis("layout", None, None, "every layer attends to the whole context"),
+        Axis("heads_split_over", split(b), split(b), "--tp" if b.tp > 1 else
+             "query heads divide over the 8 GPUs of a node, KV heads divide or replicate",
+             opened=b.tp > 1),
+    ]  # fmt: skip
+
+
+def list_legal(d_model: int, tp: int = 1, b: Budget | None = None) -> list[dict[str, int | float]]:
+    """Every legal (D, H, h, K) of one width, for ``design --list-legal``.
+
+    Example:
+        >>> rows = list_legal(4096)
+        >>> {"d_model": 4096, "d_head": 128, "n_head": 32, "n_kv_head": 8} in [
+        ...     {k: r[k] for k in ("d_model", "d_head", "n_head", "n_kv_head")} for r in rows]
+        True
+    """
+    base = b or Budget(params=10**9, tokens=1, tp=tp, fixed={"d_model": d_model})
+    rows = _attention_rows(base, d_model)
+    return [
+        {"d_model": int(d), "d_head": int(h), "n_head": int(heads), "n_kv_head": int(kv),
+         "attention_width_ratio": round(int(heads) * int(h) / int(d), 4)}
+        for d, h, heads, kv in rows
+    ]  # fmt: skip

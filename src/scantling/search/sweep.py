@@ -1,0 +1,191 @@
+"""The sweep: every shape of a space, evaluated in chunks by the costs' own code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
+
+from scantling.costs.count import Parameters, kv_cache, parameters, solve_width
+from scantling.costs.estimate import DAY_S, decode_time, training_time
+from scantling.costs.features import features
+from scantling.laws import Features, bounds, law, prior_terms
+from scantling.ops import operators
+from scantling.search.budget import Budget
+from scantling.search.front import fold
+from scantling.search.space import CHUNK, TIE_ABOVE, Space
+from scantling.spec import Spec, Workload, masks, vary
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+COLUMNS = ("structure", "n_layer", "d_model", "d_head", "n_head", "n_kv_head", "d_ff", "total")
+
+
+class Priced(Struct, frozen=True):
+    """A column of shapes with the counts and loss the sweep gives each of them."""
+
+    spec: Spec
+    counted: Parameters
+    forward_flops_per_token: Any
+    kv_bytes_per_token: Any
+    features: Features
+    loss: Any
+
+
+class Swept(Struct, frozen=True):
+    """What a sweep found: the rows of its front with their objectives, and what it removed."""
+
+    rows: NDArray[np.int64]
+    objectives: NDArray[np.float64]
+    evaluated: int
+    feasible: int
+    removed: dict[str, int]
+    closest: list[dict[str, Any]]
+
+
+def price(spec: Spec, b: Budget, multiple: int, width: int | None = None) -> Priced:
+    """Parameters, FLOPs, KV bytes and loss of a column of shapes, the FFN width solved.
+
+    Args:
+        spec: A column spec whose ``d_ff`` is free.
+        b: The budget.
+        multiple: Alignment of the FFN width.
+        width: A fixed FFN width instead of a solved one.
+    """
+    spec = vary(spec, d_ff=solve_width(spec, b.params, multiple) if width is None else width)
+    ops = operators(spec, Workload("prefill", 1, 1))
+    counted = parameters(spec)
+    forward: Any = sum((op.flops() for op in ops if op.kind == "matmul"), start=0)
+    cache = kv_cache(spec, context=1, kv_dtype=b.kv_dtype, ops=ops).bytes_per_token
+    f = features(spec, float(b.tokens), counted)
+    return Priced(spec, counted, forward, cache, f, law(b.law).loss(f))
+
+
+def feasibility(p: Priced, b: Budget) -> dict[str, NDArray[np.bool_]]:
+    """Per hard limit the mask of shapes that keep it, cheap limits only."""
+    share = abs(p.counted.total / b.params - 1)
+    found: dict[str, Any] = {f"params within ±{b.tolerance:.2%}": share <= b.tolerance}
+    for name, mask in masks(p.spec):
+        found[name] = mask
+    if "d_ff" not in b.fixed:
+        ratio = p.features.mlp_attention_ratio
+        assert ratio is not None
+        limits = bounds()["mlp_attention_ratio"]
+        found[f"MLP/attention ratio {limits.low:g} to {limits.high:g}"] = limits.holds(ratio)
+    if "d_ff" in b.bounded:
+        axis = b.bounded["d_ff"]
+        width: Any = p.spec.d_ff
+        found["d_ff as bounded"] = (width >= axis.low) & (width <= axis.high)
+    if b.tied is None:
+        table = p.spec.d_model * p.spec.vocab_size
+        small = table <= TIE_ABOVE * b.params
+        found["tying rule"] = ~small if p.spec.tied else small
+    if b.kv_bytes_per_token is not None:
+        found["KV bytes per token"] = p.kv_bytes_per_token <= b.kv_bytes_per_token
+    return found
+
+
+def objectives(p: Priced, b: Budget) -> dict[str, Any]:
+    """The objectives of a column, or of one shape: smaller is better.
+
+    ``loss`` is the law's, with the upper end of the prior terms: a shape that an unpriced axis
+    makes cheaper has to beat that.
+    """
+    chip = b.hardware
+    loss = p.loss + prior_terms(p.features, p.loss, law(b.law).reference_ratio).upper
+    train = training_time(p.spec, b.tokens, chip, b.n_gpu, b.train_context, b.dtype)
+    decode = decode_time(p.spec, chip, b.serve_batch, b.serve_context, b.dtype, b.kv_dtype)
+    return {
+        "loss": loss, "training_days": train.value_s / DAY_S,
+        "kv_bytes_per_token": p.kv_bytes_per_token, "decode_s": decode.value_s,
+    }  # fmt: skip
+
+
+def sweep(
+    space: Space, b: Budget, chunk: int = CHUNK, progress: Callable[[int], None] | None = None
+) -> Swept:
+    """Evaluate a whole space and keep the non-dominated shapes.
+
+    Chunks keep memory bounded; the front is folded chunk by chunk, which gives the same front
+    for any chunk size.
+
+    Args:
+        space: The shapes.
+        b: The budget.
+        chunk: Rows at once.
+        progress: Called with the number of shapes done since the last call.
+    """
+    import numpy as np
+
+    rows = np.empty((0, len(COLUMNS)), dtype=np.int64)
+    values = np.empty((0, 4))
+    removed: dict[str, int] = {}
+    feasible = evaluated = 0
+    nearest: list[tuple[float, dict[str, Any]]] = []
+    for index, columns in space.chunks(chunk):
+        priced = price(columns, b, space.multiple, space.fixed_width)
+        n = len(priced.counted.total)  # type: ignore[arg-type]
+        evaluated += n
+        keep = np.ones(n, dtype=bool)
+        for name, mask in feasibility(priced, b).items():
+            removed[name] = removed.get(name, 0) + int(n - np.count_nonzero(mask))
+            keep &= mask
+        _note_closest(nearest, priced, b)
+        if keep.any():
+            new_rows, new_values = _survivors(priced, keep, index, b, removed)
+            feasible += len(new_rows)
+            rows, values = fold(rows, values, new_rows, new_values)
+        if progress is not None:
+            progress(n)
+    nearest.sort(key=lambda pair: pair[0])
+    return Swept(rows, values, evaluated, feasible, removed, [shape for _, shape in nearest[:3]])
+
+
+def _survivors(
+    p: Priced, keep: NDArray[np.bool_], index: int, b: Budget, removed: dict[str, int]
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Time the shapes that keep every cheap limit, and drop those too slow."""
+    import numpy as np
+
+    dims = {k: getattr(p.spec, k) for k in COLUMNS[1:-1]}
+    few = vary(p.spec, **{k: _take(v, keep) for k, v in dims.items()})
+    again = price(few, b, 1, _take(dims["d_ff"], keep))
+    found = objectives(again, b)
+    slow = np.zeros(len(again.loss), dtype=bool)
+    hours = found["training_days"] * 24 * b.n_gpu
+    for name, value, limit in (
+        ("training days", found["training_days"], b.days),
+        ("GPU-hours", hours, b.gpu_hours),
+        ("time per token", found["decode_s"], b.tpot_s),
+    ):
+        if limit is not None:
+            late = value > limit
+            removed[name] = removed.get(name, 0) + int(np.count_nonzero(late))
+            slow |= late
+    columns = [np.full(len(slow), index), *(getattr(few, k) for k in COLUMNS[1:-1])]
+    rows = np.stack([*np.broadcast_arrays(*columns), again.counted.total], axis=1).astype(np.int64)
+    values = np.stack([np.asarray(found[k], dtype=float) for k in found], axis=1)
+    return rows[~slow], values[~slow]
+
+
+def _take(column: Any, keep: NDArray[np.bool_]) -> Any:  # noqa: ANN401
+    return column[keep] if hasattr(column, "dtype") else column
+
+
+def _note_closest(
+    nearest: list[tuple[float, dict[str, Any]]], p: Priced, b: Budget
+) -> None:
+    """Remember the shape of a chunk whose size is nearest, for when nothing is feasible."""
+    import numpy as np
+
+    distance = np.abs(p.counted.total / b.params - 1)  # type: ignore[operator]
+    at = int(np.argmin(distance))
+    dims = {k: getattr(p.spec, k) for k in COLUMNS[1:-1]}
+    shape = {k: int(v[at]) if hasattr(v, "dtype") else int(v) for k, v in dims.items()}
+    shape["total"] = int(p.counted.total[at])  # type: ignore[index]
+    nearest.append((float(distance[at]), {**shape, "tied": p.spec.tied}))
+    nearest.sort(key=lambda pair: pair[0])
+    del nearest[3:]
