@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 NAMES = {
-    "analyze": "scantling.analyze",
+    "analyze": "scantling.report.analyze",
     "Budget": "scantling.search.budget",
     "Candidate": "scantling.search.candidate",
     "Front": "scantling.search",
@@ -26,13 +26,13 @@ NAMES = {
     "Spec": "scantling.spec",
     "Workload": "scantling.spec",
     "chip": "scantling.hardware",
-    "compare": "scantling.analyze",
+    "compare": "scantling.report.compare",
     "design": "scantling.search",
     "law": "scantling.laws",
     "load": "scantling.catalog",
     "model": "scantling.catalog",
     "parameters": "scantling.costs.count",
-    "trace": "scantling.analyze",
+    "trace": "scantling.report.trace",
     "vary": "scantling.spec",
 }
 """Public names and where they live."""

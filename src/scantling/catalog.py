@@ -127,6 +127,15 @@ def _from_config(config: dict[str, Any], name: str, notes: list[str]) -> Loaded:
     return Loaded(name, read.spec, read.model_type, (*notes, *read.notes), read.n_mtp)
 
 
+@functools.cache
+def recent_dense() -> tuple[tuple[int, int, str], ...]:
+    """Parameters, vocabulary and name of dense models since 2023, the latest first."""
+    recent = [m for m in named().values() if m.released >= "2023"]
+    dense = [m for m in recent if not has(loaded(m.name).spec, "n_expert")]
+    latest = sorted(dense, key=lambda m: m.released, reverse=True)
+    return tuple((m.parameters, int(loaded(m.name).spec.vocab_size), m.name) for m in latest)  # type: ignore[arg-type]
+
+
 def nearest(total: int, vocab_size: int, n: int = 3) -> list[Loaded]:
     """The known models nearest to a size and a vocabulary, one of each shape.
 
@@ -139,19 +148,14 @@ def nearest(total: int, vocab_size: int, n: int = 3) -> list[Loaded]:
         ['llama-3.1-8b']
     """
 
-    def distance(entry: Named) -> float:
-        spec = loaded(entry.name).spec
-        vocabulary = math.log(int(spec.vocab_size) / vocab_size)
-        return abs(math.log(entry.parameters / total)) + abs(vocabulary)
+    def distance(entry: tuple[int, int, str]) -> float:
+        return abs(math.log(entry[0] / total)) + abs(math.log(entry[1] / vocab_size))
 
-    recent = [m for m in named().values() if m.released >= "2023"]
-    dense = [m for m in recent if not has(loaded(m.name).spec, "n_expert")]
     seen: set[tuple[int, ...]] = set()
     found: list[Loaded] = []
-    latest = sorted(dense, key=lambda m: m.released, reverse=True)
-    for entry in sorted(latest, key=distance):
-        one = loaded(entry.name)
-        shape = (entry.parameters, int(one.spec.n_layer), int(one.spec.d_model))
+    for parameters, _, name in sorted(recent_dense(), key=distance):
+        one = loaded(name)
+        shape = (parameters, int(one.spec.n_layer), int(one.spec.d_model))
         if shape not in seen:
             seen.add(shape)
             found.append(one)

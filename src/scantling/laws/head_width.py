@@ -24,6 +24,12 @@ def knots() -> tuple[tuple[float, ...], tuple[float, ...]]:
     return tuple(math.log2(h) for h, _ in table), tuple(float(excess) for _, excess in table)
 
 
+@functools.cache
+def half_width() -> float:
+    """The 90 % half-width of the excess between two head widths, in nats a token."""
+    return float(read_data("laws.toml")["head_width"]["half_width"])
+
+
 def head_width_excess(d_head: Num) -> Num:
     """Excess loss of a head width over 128, in nats a token.
 

@@ -13,11 +13,11 @@ from scantling.costs.count import Parameters, kv_cache, parameters
 from scantling.costs.estimate import DAY_S, Estimate, decode_time, training_time
 from scantling.costs.features import features
 from scantling.formats import hf
-from scantling.laws import Features, bounds, law, prior_terms
+from scantling.laws import Features, bounds, head_width_half, law, prior_terms
 from scantling.laws.hyperparameters import hyperparameters
 from scantling.quantity import Quantity
 from scantling.search.budget import Budget
-from scantling.spec import Spec, read
+from scantling.spec import Spec, dimensions
 
 DIMENSIONS = ("n_layer", "d_model", "n_head", "n_kv_head", "d_head", "d_ff", "vocab_size")
 
@@ -51,13 +51,8 @@ class Candidate(Struct, frozen=True, kw_only=True):
 
     def dims(self) -> dict[str, int]:
         """The dimensions that exist in this model."""
-        found = {}
-        for name in DIMENSIONS:
-            try:
-                found[name] = int(read(self.spec, name))  # type: ignore[arg-type]
-            except Exception:  # noqa: BLE001, S112 - a model without KV heads has no such row
-                continue
-        return found
+        found = dimensions(self.spec)
+        return {name: int(found[name]) for name in DIMENSIONS if name in found}  # type: ignore[arg-type]
 
     def shape(self) -> dict[str, float]:
         """The ratios that engineers compare."""
@@ -103,12 +98,11 @@ def candidate(spec: Spec, b: Budget, name: str = "") -> Candidate:
 
 def shape_name(spec: Spec) -> str:
     """A name from the shape: ``37x3584-h128-24q8kv-f12544``."""
-    parts = [f"{spec.n_layer}x{spec.d_model}"]
-    try:
-        parts.append(f"h{spec.d_head}-{spec.n_head}q{spec.n_kv_head}kv-f{spec.d_ff}")
-    except Exception:  # noqa: BLE001 - a model without one of these has a shorter name
-        parts.append("custom")
-    return "-".join(parts)
+    d = dimensions(spec)
+    name = f"{d['n_layer']}x{d['d_model']}"
+    if {"d_head", "n_head", "n_kv_head"} <= set(d):
+        name += f"-h{d['d_head']}-{d['n_head']}q{d['n_kv_head']}kv"
+    return f"{name}-f{d['d_ff']}" if "d_ff" in d else name
 
 
 def difference(a: Candidate, reference: Candidate) -> Quantity:
@@ -117,7 +111,7 @@ def difference(a: Candidate, reference: Candidate) -> Quantity:
     The law's own interval is for unrelated shapes; the closer two shapes are, the more of its
     error they share. ``approx_shared``: the half-width falls in proportion to the distance of
     the shapes in ln width, ln depth and ln body, full from a distance of one on (assumed: the
-    law is smooth, nothing measures this). Prior terms add in quadrature.
+    law is smooth, nothing measures this). Prior terms and head widths add in quadrature.
     """
     one = law(a.budget.law)
     found = one.difference(a.features, reference.features)
@@ -129,7 +123,8 @@ def difference(a: Candidate, reference: Candidate) -> Quantity:
     approx_shared = min(1.0, apart)
     half = (float(found.high) - float(found.low)) / 2 * approx_shared
     prior = (a.loss_upper - a.loss) - (reference.loss_upper - reference.loss)
-    half = math.hypot(half, prior)
+    heads = head_width_half() if fa.d_head != fb.d_head else 0.0
+    half = math.hypot(half, prior, heads)
     value = a.loss - reference.loss
     why = [f"law {one.name}: {one.title}", f"source {one.source}"]
     if max(a.extrapolation, reference.extrapolation) > 1:
@@ -164,7 +159,7 @@ def power_of_two(value: int) -> int:
 
 def findings(c: Candidate) -> list[dict[str, str]]:
     """What a user should know of a shape before training it."""
-    found = []
+    found: list[dict[str, str]] = []
 
     def add(code: str, level: str, field: str, message: str) -> None:
         found.append({"code": code, "level": level, "field": field, "message": message})
@@ -173,17 +168,27 @@ def findings(c: Candidate) -> list[dict[str, str]]:
     if c.extrapolation > 1:
         largest = one.domain[one.counts][1]
         add("LAW-EXTRAPOLATED", "note", "loss",
-            f"the loss is extrapolated ×{c.extrapolation:.1f}: the law was fitted to bodies of at "
-            f"most {largest / 1e9:.2g} B")  # fmt: skip
+            f"the loss is extrapolated ×{c.extrapolation:.1f}: the law was fitted to a {one.counts} "
+            f"of at most {largest / 1e9:.2g} B")  # fmt: skip
+    return found + shape_findings(c.dims(), c.features)
+
+
+def shape_findings(dims: dict[str, int], features: Features) -> list[dict[str, str]]:
+    """Alignment, and axes on or outside the bounds of their evidence."""
+    found: list[dict[str, str]] = []
+
+    def add(code: str, level: str, field: str, message: str) -> None:
+        found.append({"code": code, "level": level, "field": field, "message": message})
+
     for field, step in (("d_model", 64), ("d_ff", 64), ("vocab_size", 64)):
-        value = c.dims().get(field)
+        value = dims.get(field)
         if value is not None and value % step:
             add("ALIGN", "warning", field,
                 f"{field} {value} is no multiple of {step}: tensor cores pad it")  # fmt: skip
     for key, field in (("kv_group", "n_kv_head"), ("n_kv_head", "n_kv_head"),
                        ("mlp_attention_ratio", "d_ff"), ("attention_width_ratio", "n_head"),
                        ("d_head", "d_head")):  # fmt: skip
-        value = getattr(c.features, key)
+        value = getattr(features, key)
         limit = bounds()[key]
         if value is None:
             continue

@@ -217,7 +217,8 @@ def _set_by(c: Candidate, field: str, value: Any) -> tuple[str, str]:  # noqa: A
         text = f"depth against width: D/L {f.aspect:.0f}"
         if best:
             text += f", where the loss alone would take {best:.0f} and time alone a wider shape"
-        return text, law(b.law).source
+        stages = ", ".join(map(str, divisors(value)))
+        return f"{text}; pipeline stages that divide it: {stages}", law(b.law).source
     if field == "d_model":
         return (f"the width that leaves D/L {f.aspect:.0f}; a multiple of {power_of_two(value)}, "
                 f"so GEMM tiles of 128 are full"), "nvidia-matmul-guide"  # fmt: skip

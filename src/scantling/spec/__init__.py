@@ -35,7 +35,7 @@ from scantling.spec.modules import (
     Window,
 )
 from scantling.spec.relations import RELATIONS, check, divisors, masks
-from scantling.spec.vary import attention, fields, has, read, vary
+from scantling.spec.vary import attention, dimensions, fields, has, read, vary
 from scantling.spec.workload import BITS, Workload, dtype_bytes, dtype_name
 
 __all__ = [
@@ -81,6 +81,7 @@ __all__ = [
     "Workload",
     "attention",
     "check",
+    "dimensions",
     "divisors",
     "dtype_bytes",
     "dtype_name",

@@ -5,6 +5,9 @@ Fixes, neighbours, ``--set``, ``--vary`` and ladders all use it.
 
 from __future__ import annotations
 
+import functools
+import types
+import typing
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -120,49 +123,67 @@ def _with_depth(stack: Stack, n_layer: Change) -> Stack:
     return replace(stack, layout=(*stack.layout[:-1], Run(last.pattern, rest)))
 
 
-ALIASES = {"n_kv_head": ("n_kv_head", "n_head"), "d_head": ("d_head", "d_nope")}
+ALIASES = {"n_kv_head": "n_head", "d_head": "d_nope"}
 """Fields read from another where a kind has no own: MLA keeps one key per query head."""
 
 
+@functools.cache
+def dimension_fields(struct: type[Struct]) -> tuple[str, ...]:
+    """The fields of a struct that hold a dimension."""
+    found = []
+    for field in msgspec.structs.fields(struct):
+        kinds = typing.get_args(field.type) if _is_union(field.type) else (field.type,)
+        if any(typing.get_origin(k) is typing.Annotated for k in kinds):
+            found.append(field.name)
+    return tuple(found)
+
+
+def _is_union(kind: Any) -> bool:  # noqa: ANN401
+    return typing.get_origin(kind) in {typing.Union, types.UnionType}
+
+
+def dimensions(spec: Spec) -> dict[str, Dim]:
+    """Every dimension of a model by its short name.
+
+    A name that several layer kinds have is that of the kind that occurs last.
+
+    Example:
+        >>> from scantling import catalog
+        >>> list(dimensions(catalog.model("gpt2")))
+        ['d_model', 'n_layer', 'vocab_size', 'n_head', 'n_kv_head', 'd_head', 'd_ff']
+    """
+    found = {"d_model": spec.d_model, "n_layer": spec.n_layer, "vocab_size": spec.vocab_size}
+    last = spec.decoder.layout[-1].pattern[-1]
+    for kind in sorted(spec.decoder.kinds, key=lambda k: k.name != last):
+        for _, node in nodes(kind):
+            for field in dimension_fields(type(node)):
+                value = getattr(node, field)
+                if value is not None and field not in found:
+                    found[field] = value
+    return found
+
+
 def read(spec: Spec, field: str) -> Dim:
-    """A dimension by its short name: of the kind that occurs last, else of any kind."""
-    if field in {"d_model", "vocab_size", "n_layer", "max_context"}:
-        value: Dim = getattr(spec, field)
-        return value
-    order = [spec.decoder.layout[-1].pattern[-1]]
-    kinds = sorted(spec.decoder.kinds, key=lambda k: k.name not in order)
-    for wanted in ALIASES.get(field, (field,)):
-        for kind in kinds:
-            for _, node in nodes(kind):
-                if wanted in node.__struct_fields__:
-                    found = getattr(node, wanted)
-                    if found is not None and not isinstance(found, str | bool):
-                        return found  # type: ignore[no-any-return]
-    raise FieldError(field, None, "is no dimension of this model", f"it has {fields_text(spec)}")
+    """A dimension by its short name: of the kind that occurs last, else of any kind.
+
+    Raises:
+        FieldError: If no part of this model has it.
+    """
+    found = dimensions(spec)
+    for name in (field, ALIASES.get(field, field)):
+        if name in found:
+            return found[name]
+    raise FieldError(field, None, "is no dimension of this model", f"it has {', '.join(found)}")
 
 
 def has(spec: Spec, field: str) -> bool:
     """Whether a model has a dimension of this name."""
-    return field in fields(spec)
+    return field in dimensions(spec)
 
 
 def fields(spec: Spec) -> list[str]:
     """The names of all dimensions a model has, in the order of its parts."""
-    names = ["d_model", "n_layer", "vocab_size"]
-    for _, node in nodes(spec.decoder.kinds):
-        for field, annotation in zip(
-            node.__struct_fields__, msgspec.structs.fields(type(node)), strict=True
-        ):
-            value = getattr(node, field)
-            plain = value is not None and not isinstance(value, bool | str | float | tuple | Struct)
-            if plain and annotation.name not in names:
-                names.append(field)
-    return names
-
-
-def fields_text(spec: Spec) -> str:
-    """The dimension names in one line, for errors."""
-    return ", ".join(fields(spec))
+    return list(dimensions(spec))
 
 
 def attention(spec: Spec) -> GroupedAttention | LatentAttention | None:

@@ -1,0 +1,85 @@
+"""The command line: thin; parse, call one public function, print a report."""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib import import_module
+from typing import Any
+
+import click
+
+from scantling import __version__
+from scantling.errors import ScantlingError
+
+VERBS = {
+    "design": ("scantling.cli.design", "From a budget to the shapes worth training."),
+    "analyze": ("scantling.cli.inspect", "Exact counts, memory and ratios of a model."),
+    "compare": ("scantling.cli.inspect", "Models side by side, growth decomposed."),
+    "trace": ("scantling.cli.inspect", "The walk of a token through the shapes."),
+    "models": ("scantling.cli.catalogue", "The named models."),
+    "chips": ("scantling.cli.catalogue", "The chips, with sources."),
+    "laws": ("scantling.cli.catalogue", "The laws, with domain, recipe and errors."),
+}
+"""Each verb with its module, imported when the verb is used, and its line of help."""
+
+
+class Verbs(click.Group):
+    """A group whose commands are imported on use, so that ``--help`` starts fast."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+        """The verbs, in the order of the manual."""
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:  # noqa: ARG002
+        """One verb."""
+        if name not in VERBS:
+            return None
+        found: click.Command = getattr(import_module(VERBS[name][0]), name)
+        return found
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        """The list of verbs in ``--help``, without importing them."""
+        with formatter.section("Verbs"):
+            formatter.write_dl([(name, text) for name, (_, text) in VERBS.items()])
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:  # noqa: ANN401
+        """A verb, or the nearest one in the error."""
+        from scantling.errors import nearest
+
+        if args and not args[0].startswith("-") and args[0] not in VERBS:
+            near = nearest(args[0], VERBS, 1)
+            hint = f"did you mean {near[0]}?" if near else f"verbs: {', '.join(VERBS)}"
+            raise click.UsageError(f"no verb {args[0]!r}; {hint}")
+        return super().resolve_command(ctx, args)
+
+
+@click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="scantling")
+def group() -> None:
+    """Chooses, checks and tests the dimensions of language models.
+
+    MODEL is a name of the catalogue (scantling models), a config.json, its folder, or - for JSON
+    on standard input. Numbers take human units: 7B, 80GiB, 1e22, 8k, 30ms. Exit status: 0 yes,
+    1 the answer is no, 2 bad input.
+    """
+
+
+def main() -> None:
+    """Run the command line; an error is one line and exit status 2."""
+    try:
+        status = group(standalone_mode=False)
+        sys.stdout.flush()
+    except ScantlingError as error:
+        click.echo(f"error: {error}", err=True)
+        sys.exit(2)
+    except click.ClickException as error:
+        click.echo(f"error: {error.format_message()}", err=True)
+        sys.exit(2)
+    except click.Abort:
+        click.echo("stopped", err=True)
+        sys.exit(130)
+    except BrokenPipeError:  # the reader has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+    sys.exit(status if isinstance(status, int) else 0)

@@ -1,0 +1,190 @@
+"""``scantling design``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from scantling.cli.options import (
+    BYTES,
+    CONTEXT,
+    COUNT,
+    SECONDS,
+    as_json,
+    hardware,
+    pairs,
+    show_json,
+)
+from scantling.errors import FieldError
+from scantling.units import parse_count
+
+SLOW_SHAPES = 3_000_000
+"""A sweep of more shapes takes over two seconds and shows its progress."""
+
+
+@click.command()
+@click.option("--params", type=COUNT, help="Total parameters: 7B.")
+@click.option("--flops", type=COUNT, help="Training FLOPs: 1e22; sizes the model and its tokens.")
+@click.option("--vocab", type=COUNT, default=128_256, help="Vocabulary.")
+@click.option("--context", type=CONTEXT, help="Context in training and serving.")
+@click.option("--train-context", type=CONTEXT, help="Context in training.")
+@click.option("--serve-context", type=CONTEXT, help="Context when it generates.")
+@click.option("--serve-batch", type=COUNT, default=1, help="Sequences generated together.")
+@hardware
+@click.option("--tolerance", type=float, default=0.005, help="Distance from --params accepted.")
+@click.option("--tied", is_flag=True, help="Tie embeddings and head.")
+@click.option("--untied", is_flag=True, help="Do not tie them.")
+@click.option("--qk-norm", is_flag=True, help="Norms on queries and keys (Qwen3).")
+@click.option("--tp", type=COUNT, default=1, help="Tensor-parallel degree that must divide.")
+@click.option("--days", type=float, help="Most training days.")
+@click.option("--gpu-hours", type=COUNT, help="Most GPU-hours.")
+@click.option("--kv-bytes-per-token", type=BYTES, help="Largest KV cache of a token: 128KiB.")
+@click.option("--tpot", type=SECONDS, help="Longest time per output token: 10ms.")
+@click.option("--fix", multiple=True, metavar="FIELD=V", help="Fix an axis: --fix d_head=128.")
+@click.option("--bound", multiple=True, metavar="FIELD=a:b", help="Bound an axis.")
+@click.option("--objective", metavar="NAME=W,…", help="Weigh loss, training_days, "
+              "kv_bytes_per_token, decode_s for the choice.")  # fmt: skip
+@click.option("--multiple", type=COUNT, default=128, help="Alignment of widths.")
+@click.option("--dtype", default="bf16", help="Dtype of training and weights.")
+@click.option("--kv-dtype", default="bf16", help="Dtype of the KV cache.")
+@click.option("--law", default="aspect", help="Law of the loss (scantling laws).")
+@click.option("--baseline", multiple=True, metavar="MODEL", help="Models as rows beside the front.")
+@click.option("--rows", type=COUNT, default=12, help="Shapes to print.")
+@click.option("--save", type=click.Path(path_type=Path), metavar="DIR", help="Write a config per "
+              "shape, front.json and report.html.")  # fmt: skip
+@click.option("--plot", type=click.Path(path_type=Path), metavar="FILE", help="The front as a "
+              "picture: front.svg.")  # fmt: skip
+@click.option("--list-legal", is_flag=True, help="List legal (D, H, h, K); needs --fix d_model=…")
+@as_json
+def design(**given: Any) -> int:  # noqa: ANN401
+    """From a budget to the shapes worth training.
+
+    Example: scantling design --params 7B --vocab 128256 --context 8192 --gpu h100-sxm --gpus 64
+    --tokens 2T
+    """
+    from scantling import search
+
+    if given["list_legal"]:
+        return _list_legal(given)
+    b = search.budget(**_limits(given))
+    names = given["baseline"] or None
+    with _progress(b) as progress:
+        front = search.design(b, baselines=names, progress=progress)
+    if given["save"] is not None and front.feasible:
+        from scantling.report.save import save
+
+        written = save(front, given["save"], lambda text: click.echo(text, err=True))
+        click.echo(f"wrote {len(written)} files to {given['save']}", err=True)
+    if given["plot"] is not None and front.feasible:
+        from scantling.report.figure import save_front
+
+        click.echo(f"wrote {save_front(front, given['plot'])}", err=True)
+    if given["as_json"]:
+        show_json(search.front_json(front))
+        return 0 if front.feasible else 1
+    from scantling.report import text
+
+    out = text.console()
+    if not front.feasible:
+        text.print_infeasible(out, front)
+        return 1
+    text.print_front(out, front, given["rows"])
+    return 0
+
+
+def _limits(given: dict[str, Any]) -> dict[str, Any]:
+    if given["tied"] and given["untied"]:
+        raise FieldError("--tied", None, "contradicts --untied", "give one of them")
+    contexts = {
+        f"{phase}_context": given[f"{phase}_context"] or given["context"] or 8192
+        for phase in ("train", "serve")
+    }
+    found = {
+        "params": given["params"], "tokens": given["tokens"], "flops": given["flops"],
+        "vocab_size": given["vocab"], "chip": given["gpu"], "n_gpu": given["gpus"],
+        "tied": True if given["tied"] else False if given["untied"] else None,
+        "tpot_s": given["tpot"], "fixed": _fixed(given["fix"]), "bounded": _bounded(given["bound"]),
+        "weights": _weights(given["objective"]), **contexts,
+    }  # fmt: skip
+    same = ("serve_batch", "tolerance", "qk_norm", "tp", "days", "gpu_hours", "kv_bytes_per_token",
+            "multiple", "dtype", "kv_dtype", "law")  # fmt: skip
+    for name in ("days", "tolerance"):
+        if given[name] is not None and not 0 < given[name] < 1e9:
+            raise FieldError(f"--{name}", given[name], "must be above zero")
+    return {**found, **{name: given[name] for name in same}}
+
+
+def _fixed(texts: tuple[str, ...]) -> dict[str, int]:
+    return {k: parse_count(v, f"--fix {k}") for k, v in pairs(texts, "--fix").items()}
+
+
+def _bounded(texts: tuple[str, ...]) -> dict[str, Any]:
+    from scantling.search import Range
+
+    found = {}
+    for name, value in pairs(texts, "--bound").items():
+        low, sign, high = value.partition(":")
+        if not sign:
+            raise FieldError("--bound", f"{name}={value}", "is no range", "write FIELD=low:high")
+        found[name] = Range(parse_count(low, f"--bound {name}"), parse_count(high, f"--bound {name}"))
+    return found
+
+
+def _weights(text: str | None) -> dict[str, float]:
+    found = {}
+    for name, value in pairs(tuple(text.split(",")) if text else (), "--objective").items():
+        try:
+            found[name] = float(value)
+        except ValueError:
+            raise FieldError("--objective", f"{name}={value}", "has a weight that is no number") \
+                from None  # fmt: skip
+    return found
+
+
+def _list_legal(given: dict[str, Any]) -> int:
+    from scantling import search
+    from scantling.report import text
+
+    fixed = _fixed(given["fix"])
+    if "d_model" not in fixed:
+        raise FieldError("--list-legal", None, "needs a width", "add --fix d_model=4096")
+    b = search.Budget(params=given["params"] or 10**9, tokens=1, tp=given["tp"], fixed=fixed)
+    rows = search.list_legal(fixed["d_model"], given["tp"], b)
+    if given["as_json"]:
+        show_json({"schema": 1, "legal": rows})
+        return 0 if rows else 1
+    found = text.table(*((name, "right") for name in ("d_model", "d_head", "n_head", "n_kv_head",
+                                                      "H h/D")))  # fmt: skip
+    for row in rows:
+        found.add_row(*(f"{v:g}" for v in row.values()))
+    text.console().print(found)
+    return 0 if rows else 1
+
+
+class _progress:  # noqa: N801 - used as a function
+    """A progress bar on standard error for sweeps over two seconds; silent when piped."""
+
+    def __init__(self, b: Any) -> None:  # noqa: ANN401
+        from scantling.search.space import space
+
+        self.bar: Any = None
+        if sys.stderr.isatty() and space(b).size > SLOW_SHAPES:
+            from rich.console import Console
+            from rich.progress import Progress
+
+            self.bar = Progress(console=Console(stderr=True), transient=True)
+
+    def __enter__(self) -> Callable[[int, int], None] | None:
+        if self.bar is None:
+            return None
+        self.bar.start()
+        task = self.bar.add_task("shapes", total=None)
+        return lambda done, total: self.bar.update(task, completed=done, total=total)
+
+    def __exit__(self, *_: object) -> None:
+        if self.bar is not None:
+            self.bar.stop()

@@ -1,0 +1,182 @@
+"""``scantling analyze``, ``compare`` and ``trace``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+from msgspec.structs import replace
+
+from scantling.cli.options import (
+    CONTEXT,
+    COUNT,
+    apply_set,
+    as_json,
+    hardware,
+    show_json,
+    workload,
+)
+from scantling.errors import FieldError, ScantlingError
+
+given_models = click.argument("models", nargs=-1, required=True, metavar="MODEL…")
+
+
+@click.command()
+@given_models
+@workload
+@hardware
+@click.option("--set", "changes", multiple=True, metavar="FIELD=V", help="Change the model first.")
+@click.option("--why", metavar="FIELD", help="Explain one number.")
+@click.option("--vary", "range_", metavar="FIELD=a:b:step", help="Repeat over a range.")
+@click.option("--hold", metavar="params|flops|time", help="With --vary: keep this equal.")
+@click.option("--plot", type=click.Path(path_type=Path), metavar="FILE", help="With --vary: the "
+              "picture.")  # fmt: skip
+@click.option("--baseline", multiple=True, metavar="MODEL", help="Compare with these.")
+@as_json
+def analyze(models: tuple[str, ...], **given: Any) -> int:
+    """Exact counts, memory and ratios of a model.
+
+    Example: scantling analyze llama-3.1-8b --why d_model
+    """
+    if given["hold"] and not given["range_"]:
+        raise FieldError("--hold", given["hold"], "needs --vary")
+    failed = 0
+    for name in models:
+        try:
+            _analyze_one(name, given, several=len(models) > 1)
+        except ScantlingError as error:
+            if len(models) == 1:
+                raise
+            failed += 1
+            click.echo(f"error: {name}: {error}", err=True)
+    return 2 if failed else 0
+
+
+def _analyze_one(name: str, given: dict[str, Any], *, several: bool) -> None:
+    from scantling import catalog
+    from scantling.report.analyze import analyze as count
+    from scantling.report.compare import compare as side_by_side
+
+    one = catalog.load(name)
+    changed = apply_set(one.spec, given["changes"])
+    options = {k: given[k] for k in ("batch", "context", "dtype", "kv_dtype", "flops")}
+    before = count(name, loaded=one, **options)
+    after = before
+    if given["changes"]:
+        after = count(name, loaded=replace(one, spec=changed), **options)
+    if given["range_"]:
+        _vary(after, given)
+        return
+    reasons = _why(after, given) if given["why"] else []
+    if given["as_json"]:
+        answer = after.to_json()
+        if given["changes"]:
+            answer["before"] = before.to_json()
+        if reasons:
+            answer["why"] = {given["why"]: reasons}
+        show_json(answer, lines=several)
+        return
+    from scantling.report import text
+
+    out = text.console()
+    if reasons:
+        value = after.spec.tied if given["why"] == "tied" else after.dims[given["why"]]
+        out.print(f"[bold]{after.name}: {given['why']} {value}[/bold]")
+        for line in reasons:
+            out.print(f"  {line}", markup=False)
+        return
+    if given["baseline"]:
+        found = side_by_side(*given["baseline"], changed, context=after.workload.context,
+                             batch=after.workload.batch)  # fmt: skip
+        found["models"][-1] = one.name
+        text.print_compare(out, found)
+        return
+    text.print_analysis(out, after, before if given["changes"] else None)
+
+
+def _limits(a: Any, given: dict[str, Any]) -> dict[str, Any]:  # noqa: ANN401
+    """The budget that prices an existing model."""
+    context = a.workload.context
+    return {
+        "chip": given["gpu"], "n_gpu": given["gpus"], "tokens": given["tokens"],
+        "train_context": context, "serve_context": context, "serve_batch": a.workload.batch,
+        "dtype": given["dtype"], "kv_dtype": given["kv_dtype"],
+    }  # fmt: skip
+
+
+def _why(a: Any, given: dict[str, Any]) -> list[str]:  # noqa: ANN401
+    from scantling.report.analyze import why
+
+    return why(a, given["why"], **_limits(a, given))
+
+
+def _vary(a: Any, given: dict[str, Any]) -> None:  # noqa: ANN401
+    from scantling.report.vary import parse_range, varied
+    from scantling.search import budget
+
+    field, values = parse_range(given["range_"])
+    b = budget(params=int(a.params.total), vocab_size=a.dims["vocab_size"], **_limits(a, given))
+    rows = varied(a.spec, b, field, values, given["hold"], a.name)
+    if given["plot"] is not None:
+        from scantling.report.figure import save_varied
+
+        click.echo(f"wrote {save_varied(rows, given['plot'])}", err=True)
+    if given["as_json"]:
+        show_json({"schema": 1, "model": a.name, "vary": field, "hold": given["hold"],
+                   "rows": rows})  # fmt: skip
+        return
+    from scantling.report import text
+
+    text.print_varied(text.console(), field, given["hold"], rows)
+
+
+@click.command()
+@given_models
+@click.option("--context", type=CONTEXT, help="Tokens of a sequence.")
+@click.option("--batch", type=COUNT, default=1, help="Sequences.")
+@as_json
+def compare(models: tuple[str, ...], context: int | None, batch: int, as_json: bool) -> int:
+    """Models side by side, growth decomposed.
+
+    Example: scantling compare gpt2 gpt2-xl llama-3.1-8b
+    """
+    from scantling.report.compare import compare as side_by_side
+
+    found = side_by_side(*models, context=context, batch=batch)
+    if as_json:
+        show_json(found)
+        return 0
+    from scantling.report import text
+
+    text.print_compare(text.console(), found)
+    return 0
+
+
+@click.command()
+@given_models
+@click.option("--context", type=CONTEXT, default=128, help="Tokens of a sequence.")
+@click.option("--batch", type=COUNT, default=1, help="Sequences.")
+@click.option("--set", "changes", multiple=True, metavar="FIELD=V", help="Change the model first.")
+@as_json
+def trace(
+    models: tuple[str, ...], context: int, batch: int, changes: tuple[str, ...], as_json: bool
+) -> int:
+    """The walk of a token through the shapes.
+
+    Example: scantling trace deepseek-v3 --context 4096
+    """
+    from scantling import catalog
+    from scantling.report.trace import trace as walk
+
+    for name in models:
+        one = catalog.load(name)
+        found = walk(apply_set(one.spec, changes), batch=batch, context=context)
+        found["model"] = one.name
+        if as_json:
+            show_json(found, lines=len(models) > 1)
+            continue
+        from scantling.report import text
+
+        text.print_trace(text.console(), found)
+    return 0

@@ -1,0 +1,92 @@
+"""Options that mean the same on every verb, and how their values are read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from scantling.errors import FieldError
+from scantling.spec import Spec, check, vary
+from scantling.units import parse_bytes, parse_context, parse_count, parse_seconds
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Unit(click.ParamType):
+    """A value in human units."""
+
+    def __init__(self, name: str, parse: Callable[..., Any]) -> None:
+        self.name, self.parse = name, parse
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:  # noqa: ANN401, ARG002
+        """Parse text; the error names the option."""
+        if not isinstance(value, str):
+            return value
+        return self.parse(value, f"--{param.name.replace('_', '-')}" if param and param.name else "")
+
+
+COUNT = Unit("count", parse_count)
+BYTES = Unit("bytes", parse_bytes)
+SECONDS = Unit("time", parse_seconds)
+CONTEXT = Unit("tokens", parse_context)
+
+as_json = click.option("--json", "as_json", is_flag=True, help="One JSON object (a line a model).")
+
+
+def workload(function: F) -> F:
+    """``--batch --context --dtype --kv-dtype --flops``."""
+    for option in (
+        click.option("--flops", default="full", metavar="full|causal|palm",
+                     help="FLOP convention."),
+        click.option("--kv-dtype", default="bf16", help="Dtype of the KV cache."),
+        click.option("--dtype", default="bf16", help="Dtype of the weights."),
+        click.option("--context", type=CONTEXT, help="Tokens of a sequence: 8k is 8192."),
+        click.option("--batch", type=COUNT, default=1, help="Sequences."),
+    ):  # fmt: skip
+        function = option(function)
+    return function
+
+
+def hardware(function: F) -> F:
+    """``--gpu --gpus --tokens``."""
+    for option in (
+        click.option("--tokens", type=COUNT, help="Training tokens; 20 per parameter by default."),
+        click.option("--gpus", type=COUNT, default=8, help="Chips for training."),
+        click.option("--gpu", default="h100-sxm", help="Chip (scantling chips)."),
+    ):
+        function = option(function)
+    return function
+
+
+def pairs(texts: tuple[str, ...], option: str) -> dict[str, str]:
+    """``FIELD=VALUE`` options as a dictionary."""
+    found = {}
+    for text in texts:
+        name, sign, value = text.partition("=")
+        if not sign or not name or not value:
+            raise FieldError(option, text, "is no assignment", "write FIELD=VALUE")
+        if name in found:
+            raise FieldError(option, name, "is given twice")
+        found[name] = value
+    return found
+
+
+def apply_set(spec: Spec, texts: tuple[str, ...]) -> Spec:
+    """A spec with ``--set FIELD=VALUE`` applied and checked."""
+    changes: dict[str, Any] = {}
+    for name, value in pairs(texts, "--set").items():
+        if name == "tied":
+            if value.lower() not in {"true", "false"}:
+                raise FieldError("--set tied", value, "must be true or false")
+            changes[name] = value.lower() == "true"
+        else:
+            changes[name.replace(".", "__")] = parse_count(value, f"--set {name}")
+    return check(vary(spec, **changes)) if changes else spec
+
+
+def show_json(value: Any, *, lines: bool = False) -> None:  # noqa: ANN401
+    """Print JSON: indented, or one line where several models follow each other."""
+    click.echo(json.dumps(value, indent=None if lines else 1, ensure_ascii=False))

@@ -1,0 +1,1 @@
+"""What people and programs read: analyses as structs, then text, JSON and figures."""

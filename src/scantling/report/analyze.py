@@ -1,0 +1,218 @@
+"""Everything exact about one model, with the usual approximations beside it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from scantling import catalog
+from scantling.costs.count import (
+    Convention,
+    Flops,
+    KVCache,
+    Parameters,
+    count_tensors,
+    forward_flops,
+    kv_cache,
+    parameters,
+)
+from scantling.costs.features import features
+from scantling.errors import FieldError
+from scantling.laws import Features
+from scantling.ops import operators
+from scantling.search import Candidate, budget, candidate, explain
+from scantling.search.candidate import DIMENSIONS, counted_json, shape_findings
+from scantling.spec import Chunk, Spec, Window, Workload, dtype_bytes, dimensions, has
+from scantling.spec.vary import nodes
+
+ADAMW_BYTES = 18
+"""Per parameter of mixed-precision AdamW: bf16 weight 2, fp32 gradient 4, master weight 4 and two
+moments 8 (Megatron's count; korthikanti2022)."""
+
+
+class Analysis(Struct, frozen=True, kw_only=True):
+    """What a shape implies, at one workload."""
+
+    name: str
+    model_type: str
+    spec: Spec
+    params: Parameters
+    flops: Flops
+    cache: KVCache
+    workload: Workload
+    features: Features
+    dims: dict[str, int]
+    notes: tuple[str, ...]
+    n_mtp: int
+
+    @property
+    def weights_bytes(self) -> float:
+        """Bytes of the weights at the workload's dtype, buffers not counted."""
+        return float(self.params.total * dtype_bytes(self.workload.dtype))
+
+    def shape(self) -> dict[str, float]:
+        """Ratios that engineers compare."""
+        f, d = self.features, self.dims
+        found: dict[str, float] = {**d, "D/L": d["d_model"] / d["n_layer"]}
+        if "d_ff" in d:
+            found["F/D"] = d["d_ff"] / d["d_model"]
+        for name, value in (("MLP/attention", f.mlp_attention_ratio), ("H/K", f.kv_group),
+                            ("Hh/D", f.attention_width_ratio)):  # fmt: skip
+            if value is not None:
+                found[name] = float(value)
+        found["embedding share"] = self.params.embedding / self.params.total  # type: ignore[assignment]
+        return found
+
+    def approximations(self) -> dict[str, dict[str, float]]:
+        """Rules of thumb beside the exact number, each with its error here."""
+        p, d, tokens = self.params, self.dims, self.flops.tokens
+        rules: dict[str, tuple[float, float]] = {
+            "body_12LD2": (12 * d["n_layer"] * d["d_model"] ** 2, float(p.body)),
+            "forward_2N_per_token": (2.0 * float(p.active), float(self.flops.forward / tokens)),
+            "train_6N_per_token": (6.0 * float(p.active), float(self.flops.train / tokens)),
+        }
+        if self.cache.bytes_per_token:
+            size = dtype_bytes(self.workload.kv_dtype)
+            rules["kv_2LD_if_it_were_MHA"] = (
+                2 * d["n_layer"] * d["d_model"] * size, float(self.cache.bytes_per_token)
+            )  # fmt: skip
+        return {
+            name: {"value": value, "exact": exact, "error": value / exact - 1}
+            for name, (value, exact) in rules.items()
+        }
+
+    def findings(self) -> list[dict[str, str]]:
+        """Alignment and ratios outside what is known."""
+        return shape_findings(self.dims, self.features)
+
+    def to_json(self) -> dict[str, Any]:
+        """The contract of ``analyze --json``."""
+        p, f, w, tokens = self.params, self.flops, self.workload, self.flops.tokens
+        return {
+            "schema": 1,
+            "model": self.name,
+            "model_type": self.model_type,
+            "params": {
+                **counted_json(p),
+                "readings": {
+                    "unique": p.total, "with_buffers": p.total + p.buffers,
+                    "state_dict": _state_dict(self.spec), "body": p.body,
+                    "active_body": p.active_body, "mtp_modules_not_counted": self.n_mtp,
+                },
+            },
+            "flops": {
+                "forward": f.forward, "train": f.train,
+                "per_token_forward": f.forward / tokens, "per_token_train": f.train / tokens,
+                "macs_forward": f.forward // 2 if isinstance(f.forward, int) else f.forward / 2,
+                "convention": f.convention, "batch": w.batch, "context": w.context,
+            },
+            "kv_cache": {
+                "bytes_per_token": self.cache.bytes_per_token, "bytes": self.cache.bytes,
+                "allocated_bytes": self.cache.allocated_bytes,
+                "state_bytes": self.cache.state_bytes, "kv_dtype": w.kv_dtype,
+                "batch": w.batch, "context": w.context,
+            },
+            "memory": {
+                "weights_bytes": self.weights_bytes, "dtype": w.dtype,
+                "weights_and_kv_bytes": self.weights_bytes + float(self.cache.bytes),
+                "adamw_states_bytes": float(p.total) * ADAMW_BYTES,
+            },
+            "shape": self.shape(),
+            "approximations": self.approximations(),
+            "peers": [m.name for m in catalog.nearest(int(p.total), self.dims["vocab_size"])],
+            "findings": self.findings(),
+            "notes": list(self.notes),
+        }  # fmt: skip
+
+
+def _state_dict(spec: Spec) -> int:
+    """Elements in a checkpoint that stores a tied head again, with buffers."""
+    from scantling.ops import tensors
+
+    found = [msgspec.structs.replace(t, alias=None, buffer=False) for t in tensors(spec)]
+    return int(count_tensors(found).total)  # type: ignore[arg-type]
+
+
+def analyze(
+    given: str | Path | dict[str, Any] | Spec, *, batch: int = 1, context: int | None = None,
+    dtype: str = "bf16", kv_dtype: str = "bf16", flops: Convention = "full",
+    loaded: catalog.Loaded | None = None,
+) -> Analysis:  # fmt: skip
+    """Count everything about one model.
+
+    Args:
+        given: A catalogue name, a path, a parsed config or a spec (see ``scantling.load``).
+        batch: Sequences.
+        context: Tokens of each; by default 8192 or the model's own limit if that is shorter.
+        dtype: Dtype of the weights.
+        kv_dtype: Dtype of the cache.
+        flops: The convention: ``full``, ``causal`` or ``palm``.
+        loaded: The model, where it is loaded already.
+
+    Raises:
+        ScantlingError: If the model cannot be read, or an option is wrong.
+
+    Example:
+        >>> a = analyze("llama-3.1-8b", context=8192)
+        >>> a.params.total, a.cache.bytes_per_token
+        (8030261248, 131072)
+    """
+    one = catalog.load(given) if loaded is None else loaded
+    spec = one.spec
+    if context is None:
+        context = min(8192, int(spec.max_context or 8192))  # type: ignore[arg-type]
+    for name, value in (("batch", batch), ("context", context)):
+        if not 1 <= value <= 2**40:
+            raise FieldError(name, value, "must be at least 1 (and at most 2^40)")
+    work = Workload("prefill", batch, context, dtype=dtype, kv_dtype=kv_dtype)
+    forward = operators(spec, work)
+    train = operators(spec, msgspec.structs.replace(work, phase="train"))
+    counted = parameters(spec)
+    return Analysis(
+        name=one.name, model_type=one.model_type, spec=spec, params=counted,
+        flops=Flops(forward_flops(forward, flops), forward_flops(train, flops),
+                    batch * context, flops),
+        cache=kv_cache(spec, batch, context, kv_dtype, ops=forward), workload=work,
+        features=features(spec, 1.0, counted), dims=dims(spec), notes=one.notes, n_mtp=one.n_mtp,
+    )  # fmt: skip
+
+
+EXTRA = ("n_expert", "top_k", "d_expert", "d_shared", "kv_rank", "q_rank", "window", "chunk")
+
+
+def dims(spec: Spec) -> dict[str, int]:
+    """Every dimension a model has, by its short name."""
+    found = dimensions(spec)
+    if "n_kv_head" not in found and "n_head" in found:
+        found["n_kv_head"] = found["n_head"]
+    return {name: int(found[name]) for name in (*DIMENSIONS, *EXTRA) if name in found}  # type: ignore[arg-type]
+
+
+def why(a: Analysis, field: str, **limits: Any) -> list[str]:
+    """Reasons for one field of an existing model: its neighbours, and who shares it.
+
+    Prices are for training on 20 tokens per parameter unless ``limits`` say otherwise.
+    """
+    return explain(as_candidate(a, **limits), field, unaligned=True).lines()
+
+
+def as_candidate(a: Analysis, **limits: Any) -> Candidate:
+    """An existing model as a row of a search: priced under a budget of its own size."""
+    given = {"params": int(a.params.total), "vocab_size": a.dims["vocab_size"]}
+    return candidate(a.spec, budget(**{**given, **limits}), a.name)
+
+
+def spans(spec: Spec) -> list[str]:
+    """Layer kinds in words: ``52 local (window 1024), 10 global``."""
+    found = []
+    for name, n in spec.decoder.occurrences().items():
+        kind = spec.decoder.kind(name)
+        limits = [f"window {node.window}" for _, node in nodes(kind) if isinstance(node, Window)]
+        limits += [f"chunk {node.chunk}" for _, node in nodes(kind) if isinstance(node, Chunk)]
+        if has(spec, "n_expert") and any("n_expert" in n.__struct_fields__ for _, n in nodes(kind)):
+            limits.append("experts")
+        found.append(f"{n} {name}" + (f" ({', '.join(limits)})" if limits else ""))
+    return found

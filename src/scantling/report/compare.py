@@ -1,0 +1,89 @@
+"""Models side by side, and what the difference in size is made of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from scantling import catalog
+from scantling.errors import FieldError
+from scantling.report.analyze import Analysis, analyze, as_candidate
+
+
+def compare(*given: Any, context: int | None = None, batch: int = 1) -> dict[str, Any]:  # noqa: ANN401
+    """Compare models; ratios are to the first.
+
+    Args:
+        given: Two models or more, each as for ``analyze``.
+        context: Tokens of a sequence, one for all.
+        batch: Sequences.
+
+    Raises:
+        FieldError: For fewer than two models.
+
+    Example:
+        >>> found = compare("gpt2", "llama-3.1-405b")
+        >>> found["decomposition"][0]["text"]
+        '…'
+    """
+    if len(given) < 2:
+        raise FieldError("compare", None, "needs two models or more")
+    loaded = [catalog.load(g) for g in given]
+    if context is None:
+        context = min(8192, *(int(m.spec.max_context or 8192) for m in loaded))  # type: ignore[arg-type]
+    found = [analyze(m.name, context=context, batch=batch, loaded=m) for m in loaded]
+    return {
+        "schema": 1,
+        "models": [a.name for a in found],
+        "workload": {"context": context, "batch": batch},
+        "rows": _rows(found),
+        "decomposition": [growth(found[0], a) for a in found[1:]],
+        "weights": None,
+    }
+
+
+def _rows(found: list[Analysis]) -> list[dict[str, Any]]:
+    names = list(dict.fromkeys(k for a in found for k in a.shape()))
+    rows = [_row(name, [a.shape().get(name) for a in found]) for name in names]
+    quantities = {
+        "parameters": lambda a: a.params.total,
+        "active": lambda a: a.params.active,
+        "body": lambda a: a.params.body,
+        **{f"part {p}": (lambda a, p=p: a.params.by_part[p]) for p in found[0].params.by_part},
+        "FLOPs forward per token": lambda a: a.flops.forward / a.flops.tokens,
+        "FLOPs train per token": lambda a: a.flops.train / a.flops.tokens,
+        "KV bytes per token": lambda a: a.cache.bytes_per_token,
+        "KV bytes": lambda a: a.cache.bytes,
+        "weights bytes": lambda a: a.weights_bytes,
+        "decode ms per token": lambda a: float(as_candidate(a).decode.value_s) * 1e3,
+    }
+    rows += [_row(name, [get(a) for a in found]) for name, get in quantities.items()]
+    return [r for r in rows if any(v not in (None, 0) for v in r["values"])]
+
+
+def _row(name: str, values: list[Any]) -> dict[str, Any]:
+    first = values[0]
+    ratio = [None if v is None or not first else v / first for v in values]
+    return {"quantity": name, "values": values, "ratio": ratio}
+
+
+def growth(a: Analysis, b: Analysis) -> dict[str, Any]:
+    """The ratio of two totals as depth × width² × rest.
+
+    A body is about 12 L D², so the ratio of totals is the depth ratio, times the square of the
+    width ratio, times what embeddings, heads, FFN ratio and experts make of it.
+    """
+    total = b.params.total / a.params.total
+    body = b.params.body / a.params.body
+    depth = b.dims["n_layer"] / a.dims["n_layer"]
+    width = (b.dims["d_model"] / a.dims["d_model"]) ** 2
+    rest = total / (depth * width)
+    text = (
+        f"×{_short(total)} = depth ×{_short(depth)} · width² ×{_short(width)} · "
+        f"rest ×{_short(rest)}; body ×{_short(body)}"
+    )
+    return {"from": a.name, "to": b.name, "total": total, "depth": depth, "width_squared": width,
+            "rest": rest, "body": body, "text": text}  # fmt: skip
+
+
+def _short(value: float) -> str:
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"

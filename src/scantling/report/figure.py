@@ -1,0 +1,76 @@
+"""Figures as files, with matplotlib (extra ``plot``)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from scantling.errors import FieldError
+from scantling.search import Front
+
+
+def need_matplotlib() -> Any:  # noqa: ANN401 - a module
+    """Matplotlib's figure class, or an error that says what to install."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        hint = "pip install 'scantling[plot]'"
+        raise FieldError("plot", None, "needs matplotlib", hint) from None
+    return Figure
+
+
+def save_front(front: Front, path: Path) -> Path:
+    """The front as two scatter plots: loss against days, and KV bytes against time per token."""
+    figure = need_matplotlib()(figsize=(11, 4.4), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    chosen = front.chosen
+    equal = set(front.equal)
+    for i, c in enumerate(front.candidates):
+        color = "#2c7fb8" if i in equal else "#bdbdbd"
+        left.scatter(c.days, c.loss - chosen.loss, s=14, color=color, linewidths=0)
+        right.scatter(c.decode.value_s * 1e3, c.kv_bytes_per_token / 1024, s=14, color=color,
+                      linewidths=0)  # fmt: skip
+    for c, marker, color in ((chosen, "*", "#d95f0e"), *((b, "D", "#31a354") for b in front.baselines)):
+        size = 170 if marker == "*" else 34
+        places = ((left, c.days, c.loss - chosen.loss),
+                  (right, c.decode.value_s * 1e3, c.kv_bytes_per_token / 1024))  # fmt: skip
+        for axes, x, y in places:
+            axes.scatter(x, y, s=size, marker=marker, color=color, zorder=3)
+            axes.annotate(c.name, (x, y), xytext=(6, 5), textcoords="offset points", fontsize=8)
+    b = front.budget
+    left.set_xlabel(f"training days on {b.n_gpu} × {b.chip}")
+    left.set_ylabel("loss − loss of the choice, nats/token")
+    left.axhspan(min(c.loss for c in front.candidates) - chosen.loss,
+                 min(c.loss for c in front.candidates) - chosen.loss + front.equal_within,
+                 color="#2c7fb8", alpha=0.08, label="the law cannot tell these apart")  # fmt: skip
+    left.legend(fontsize=8, loc="upper right")
+    right.set_xlabel(f"ms per token, batch {b.serve_batch}, context {b.serve_context}")
+    right.set_ylabel("KV cache per token, KiB")
+    for axes in (left, right):
+        axes.grid(alpha=0.25)
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path)
+    return path
+
+
+def save_varied(rows: list[dict[str, Any]], path: Path) -> Path:
+    """A varied field against loss, days, KV and time per token."""
+    figure = need_matplotlib()(figsize=(11, 2.8), layout="constrained")
+    panels = figure.subplots(1, 4)
+    values = [row["value"] for row in rows]
+    series = {
+        "Δ loss, nats": [r["loss_difference"]["value"] for r in rows],
+        "training days": [r["days"] for r in rows],
+        "KV per token, KiB": [r["kv_bytes_per_token"] / 1024 for r in rows],
+        "ms per token": [r["tpot_seconds"] * 1e3 for r in rows],
+    }
+    for axes, (name, line) in zip(panels, series.items(), strict=True):
+        axes.plot(values, line, marker=".", color="#2c7fb8")
+        for row, y in zip(rows, line, strict=True):
+            if row["given"]:
+                axes.scatter([row["value"]], [y], color="#d95f0e", zorder=3)
+        axes.set_title(name, fontsize=9)
+        axes.set_xlabel(rows[0]["field"])
+        axes.grid(alpha=0.25)
+    figure.savefig(path)
+    return path

@@ -1,0 +1,290 @@
+"""Answers as text for a terminal, with rich."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from rich.markup import escape
+
+from scantling.search import Candidate, Front, binding_axes, difference, explain_all
+from scantling.search.candidate import findings
+from scantling.units import bytes_text, count_text, seconds_text
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from scantling.report.analyze import Analysis
+
+
+def console(**options: Any) -> Console:
+    """A console that wraps nothing and loses its colours when piped."""
+    from rich.console import Console
+
+    found = Console(highlight=False, soft_wrap=True, **options)
+    if not found.is_terminal:
+        found = Console(highlight=False, soft_wrap=True, width=200, no_color=True, **options)
+    return found
+
+
+def table(*columns: tuple[str, str], title: str = "") -> Table:
+    """A table with (heading, justification) columns."""
+    from rich import box
+    from rich.table import Table
+
+    found = Table(title=title or None, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    for name, justify in columns:
+        found.add_column(name, justify=justify, no_wrap=True)  # type: ignore[arg-type]
+    return found
+
+
+def rows_to_show(front: Front, n: int) -> list[int]:
+    """Indices of a front to print: the choice, both ends, and an even spread by loss between."""
+    last = len(front.candidates) - 1
+    picked = {round(i * last / max(n - 2, 1)) for i in range(n - 1)} | {front.choice}
+    return sorted(picked)
+
+
+def print_front(out: Console, front: Front, rows: int = 12) -> None:
+    """The front, the choice with a reason for every number, and what was not priced."""
+    b, swept = front.budget, front.swept
+    out.print(
+        f"[bold]{count_text(b.params)} parameters, {count_text(b.tokens)} tokens, "
+        f"{b.n_gpu} × {b.chip}[/bold]: {swept.evaluated:,} shapes in {front.seconds:.1f} s, "
+        f"{swept.feasible:,} feasible, {len(front.candidates)} on the front"
+    )
+    for text in b.assumed:
+        out.print(f"[dim]assumed {text}[/dim]")
+    out.print(_front_table(front, rows))
+    c = front.chosen
+    equal = len(front.equal)
+    how = (f"knee of the front by your weights {b.weights}" if b.weights else
+           f"the knee of cost among the {equal} shapes whose loss the law cannot tell from the "
+           f"best (within {front.equal_within:.3f} nats)")  # fmt: skip
+    out.print(f"[bold]▶ {c.name}[/bold] is {how}.")
+    ratios = ", ".join(f"{k} {v:.3g}" for k, v in c.shape().items())
+    out.print(f"  {c.counted.total:,} parameters, body {c.counted.body:,}; {ratios}")
+    for field, lines in explain_all(c).items():
+        value = c.spec.tied if field == "tied" else c.dims()[field]
+        out.print(f"  [bold]{field} {value}[/bold]: {escape(lines[0])}")
+        for line in lines[1:]:
+            out.print(f"      {escape(line)}")
+    for finding in findings(c):
+        out.print(f"  [yellow]{finding['code']}[/yellow] {finding['message']}")
+    out.print("[dim]" + _honest(front) + "[/dim]")
+    _print_axes(out, front)
+
+
+def _front_table(front: Front, rows: int) -> Table:
+    found = table(
+        ("", "left"), ("layers × width", "right"), ("H/K×h", "right"), ("FFN", "right"),
+        ("params", "right"), ("Δ loss", "right"), ("days", "right"), ("KV/token", "right"),
+        ("ms/token", "right"), ("D/L", "right"), ("F/D", "right"), ("findings", "left"),
+    )  # fmt: skip
+    shown = rows_to_show(front, rows)
+    for i in shown:
+        style = "bold" if i == front.choice else None
+        row = _row(front.candidates[i], front.chosen)
+        found.add_row("▶" if i == front.choice else "", *row, style=style)
+    found.add_section()
+    for c in front.baselines:
+        found.add_row(c.name, *_row(c, front.chosen), style="dim")
+    return found
+
+
+def _row(c: Candidate, reference: Candidate) -> list[str]:
+    d = c.dims()
+    loss = difference(c, reference)
+    half = ((loss.high or 0) - (loss.low or 0)) / 2
+    delta = "0" if c is reference else f"{loss.value:+.4f} ± {half:.3f}"
+    heads = f"{d.get('n_head', '')}/{d.get('n_kv_head', '')}×{d.get('d_head', '')}"
+    ffn = f"{d['d_ff']:,}" if "d_ff" in d else "experts"
+    shape = c.shape()
+    codes = ", ".join(dict.fromkeys(f["code"].lower() for f in findings(c)))
+    if c.extrapolation > 1:
+        codes = codes.replace("law-extrapolated", f"extrapolated ×{c.extrapolation:.1f}")
+    return [
+        f"{d['n_layer']} × {d['d_model']}", heads, ffn, count_text(c.counted.total), delta,
+        f"{c.days:.3g}", bytes_text(c.kv_bytes_per_token), f"{float(c.decode.value_s) * 1e3:.2f}",
+        f"{shape['D/L']:.0f}", f"{shape.get('F/D', 0):.2f}", codes,
+    ]  # fmt: skip
+
+
+def _honest(front: Front) -> str:
+    c, b = front.chosen, front.budget
+    train, decode = c.train, c.decode
+    text = (
+        f"Exact: parameters, FLOPs, KV bytes. ±: Δ loss is nats/token at equal tokens, law "
+        f"'{b.law}'; days {float(train.low_s) / 86400:.3g} to {float(train.high_s) / 86400:.3g} "
+        f"and {float(decode.low_s) * 1e3:.3g} to {float(decode.high_s) * 1e3:.3g} ms for the "
+        f"choice (90 % of public measurements; no parallelism limits yet)."
+    )
+    if c.extrapolation > 1:
+        text += f" The loss is extrapolated ×{c.extrapolation:.1f} beyond the largest fitted model."
+    return text
+
+
+def _print_axes(out: Console, front: Front) -> None:
+    out.print("Not priced by any objective, so kept to bounds:")
+    for axis in binding_axes(front):
+        low, high = axis["bounds"]
+        limits = "" if low is None and high is None else f" {low or 0:g} to {high or float('inf'):g}"
+        on = " [yellow]← the choice lies on it[/yellow]" if axis["binding"] else ""
+        out.print(f"  {axis['axis']}{limits}: {axis['why']}{on}", style="dim")
+
+
+def print_infeasible(out: Console, front: Front) -> None:
+    """Why no shape keeps every limit."""
+    swept, b = front.swept, front.budget
+    out.print(f"[bold]No shape is feasible[/bold] among {swept.evaluated:,}. Each limit removed:")
+    for name, count in sorted(swept.removed.items(), key=lambda pair: -pair[1]):
+        if count:
+            note = "  ← alone removes every shape" if count == swept.evaluated else ""
+            out.print(f"  {count:>14,}  {name}{note}")
+    for shape in swept.closest[:1]:
+        out.print(f"The closest in size has {shape['total']:,} parameters where "
+                  f"{b.params:,} were asked for: {shape}")  # fmt: skip
+        table_size = b.vocab_size * shape["d_model"]
+        if table_size > b.params:
+            out.print(f"The embedding table alone is {b.vocab_size:,} × {shape['d_model']} = "
+                      f"{count_text(table_size)}: give a smaller --vocab or more --params.")  # fmt: skip
+
+
+def print_analysis(out: Console, a: Analysis, before: Analysis | None = None) -> None:
+    """One model; with ``before``, each number also as it was without ``--set``."""
+    out.print(f"[bold]{a.name}[/bold] ({a.model_type}): {', '.join(_spans(a))}")
+    found = table(("", "left"), ("value", "right"), *((("before", "right"),) if before else ()),
+                  ("", "left"))  # fmt: skip
+    old = dict((k, v) for k, v, _ in _lines(before)) if before else {}
+    for name, value, note in _lines(a):
+        cells = [name, value, *([old.get(name, "") if old.get(name) != value else "="]
+                                if before else []), note]  # fmt: skip
+        found.add_row(*cells)
+    out.print(found)
+    rules = table(("rule of thumb", "left"), ("says", "right"), ("exact", "right"), ("error", "right"))
+    for name, rule in a.approximations().items():
+        rules.add_row(name, count_text(rule["value"]), count_text(rule["exact"]),
+                      f"{rule['error']:+.1%}")  # fmt: skip
+    out.print(rules)
+    for finding in a.findings():
+        out.print(f"[yellow]{finding['code']}[/yellow] {finding['message']}")
+    for note in a.notes:
+        out.print(f"[dim]note: {note}[/dim]")
+
+
+def _spans(a: Analysis) -> list[str]:
+    from scantling.report.analyze import spans
+
+    return spans(a.spec)
+
+
+def _lines(a: Analysis) -> list[tuple[str, str, str]]:
+    p, f, k, w, tokens = a.params, a.flops, a.cache, a.workload, a.flops.tokens
+    total: Any = p.total
+    found = [("shape " + n, f"{v:,}", "") for n, v in a.dims.items()]
+    found += [(n, f"{v:.4g}", "") for n, v in a.shape().items() if n not in a.dims]
+    found += [("parameters", f"{p.total:,}", "unique, no buffers")]
+    if p.active != p.total:
+        found += [("  active", f"{p.active:,}", "what one token uses")]
+    found += [("  body", f"{p.body:,}", "without embedding and head")]
+    for part, size in p.by_part.items():
+        if size or part == "lm_head":
+            note = "0 new: tied to the embedding" if part == "lm_head" and a.spec.tied else ""
+            found.append((f"  {part}", f"{size:,}", note or f"{size / total:.1%}"))
+    if p.buffers:
+        found.append(("buffers", f"{p.buffers:,}", "in the checkpoint, not parameters"))
+    if a.n_mtp:
+        found.append(("MTP modules", str(a.n_mtp), "named by the config, not counted"))
+    at = f"{w.batch} × {w.context:,} tokens"
+    found += [
+        ("FLOPs forward", f"{f.forward:,.0f}", f"{at}, {f.convention}"),
+        ("  MACs forward", f"{float(f.forward) / 2:,.0f}", "one multiply-add each: half"),
+        ("FLOPs train", f"{f.train:,.0f}", "forward and backward"),
+        ("  per token", count_text(float(f.train) / tokens), "train"),
+        ("KV per token", bytes_text(float(k.bytes_per_token)), f"{k.bytes_per_token:,} bytes, "
+         f"{w.kv_dtype}"),
+        ("KV cache", bytes_text(float(k.bytes)), at),
+    ]  # fmt: skip
+    if k.allocated_bytes != k.bytes:
+        found.append(("  allocated", bytes_text(float(k.allocated_bytes)),
+                      "by engines that give every layer full length"))  # fmt: skip
+    if k.state_bytes:
+        found.append(("  fixed state", bytes_text(float(k.state_bytes)), "does not grow"))
+    found.append(("weights", bytes_text(a.weights_bytes), w.dtype))
+    return found
+
+
+def print_compare(out: Console, found: dict[str, Any]) -> None:
+    """Models side by side with ratios to the first."""
+    names = found["models"]
+    columns = [("", "left"), (names[0], "right")]
+    for name in names[1:]:
+        columns += [(name, "right"), ("×", "right")]
+    shown = table(*columns)
+    for row in found["rows"]:
+        cells = [row["quantity"], _number(row["quantity"], row["values"][0])]
+        for value, ratio in zip(row["values"][1:], row["ratio"][1:], strict=True):
+            cells += [_number(row["quantity"], value), "" if ratio is None else f"{ratio:.3g}"]
+        shown.add_row(*cells)
+    out.print(shown)
+    for step in found["decomposition"]:
+        out.print(f"{step['from']} → {step['to']}: [bold]{step['text']}[/bold]")
+
+
+def _number(name: str, value: float | None) -> str:
+    if value is None:
+        return "–"
+    if "bytes" in name.lower():
+        return bytes_text(value)
+    if float(value).is_integer() and abs(value) < 1e7:
+        return f"{int(value):,}"
+    return count_text(value) if abs(value) >= 1e4 else f"{value:.4g}"
+
+
+def print_trace(out: Console, found: dict[str, Any]) -> None:
+    """The stages of a forward pass."""
+    layout = ", ".join(f"{run['layers']} × ({' '.join(run['pattern'])})" for run in found["layout"])
+    out.print(f"[bold]{found['model']}[/bold] at batch {found['batch']}, context "
+              f"{found['context']}: {layout}")  # fmt: skip
+    shown = table(("stage", "left"), ("×", "right"), ("in", "left"), ("out", "left"),
+                  ("weights", "left"), ("parameters", "right"), ("FLOPs", "right"))  # fmt: skip
+    for stage in found["stages"]:
+        weights = ", ".join(
+            f"{w['name'].rsplit('.', 1)[-1]} {'×'.join(map(str, w['shape']))}"
+            + (f" ×{w['experts']}" if w["experts"] else "") + (" (tied)" if w["alias"] else "")
+            for w in stage["weights"]
+        )  # fmt: skip
+        flops = float(stage["flops"])
+        shown.add_row(
+            stage["name"], str(stage["layers"]), str(stage["in_shape"]), str(stage["out_shape"]),
+            weights, f"{stage['params']:,}" if stage["params"] else "",
+            count_text(flops) if flops else "",
+        )  # fmt: skip
+    out.print(shown)
+    total = sum(float(s["flops"]) for s in found["stages"])
+    params = sum(s["params"] for s in found["stages"])
+    out.print(f"in all {params:,} parameters, {total:,.0f} FLOPs")
+
+
+def print_varied(out: Console, field: str, hold: str | None, rows: list[dict[str, Any]]) -> None:
+    """A range of one field as a table."""
+    shown = table((field, "right"), ("FFN", "right"), ("params", "right"), ("Δ loss", "right"),
+                  ("FLOPs/token", "right"), ("days", "right"), ("KV/token", "right"),
+                  ("ms/token", "right"))  # fmt: skip
+    for row in rows:
+        mark = " ◀" if row["given"] else ""
+        shown.add_row(
+            f"{row['value']}{mark}", str(row["d_ff"] or ""), count_text(row["params"]),
+            f"{row['loss_difference']['value']:+.4f}", count_text(row["flops_per_token_train"]),
+            f"{row['days']:.3g}", bytes_text(row["kv_bytes_per_token"]),
+            f"{row['tpot_seconds'] * 1e3:.2f}",
+        )  # fmt: skip
+    out.print(shown)
+    if hold:
+        out.print(f"[dim]{hold} held by the FFN width[/dim]")
+
+
+__all__ = [
+    "console", "print_analysis", "print_compare", "print_front", "print_infeasible",
+    "print_trace", "print_varied", "seconds_text", "table",
+]  # fmt: skip
