@@ -49,7 +49,11 @@ def decode_ratios(folder):
     found = collections.defaultdict(list)
     for row in csv.DictReader((folder / "serving_e2e_aiconfigurator.csv").open()):
         batch = float(row["concurrency"] or 0)
-        if row["tp_size"] != "1.0" or not 0 < batch <= 32 or row["precision"] not in {"fp8", "bf16"}:
+        if (
+            row["tp_size"] != "1.0"
+            or not 0 < batch <= 32
+            or row["precision"] not in {"fp8", "bf16"}
+        ):
             continue
         name = row["model"].split("/")[-1].lower().replace("-instruct", "")
         try:

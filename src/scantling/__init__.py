@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from scantling.spec import Spec, Workload, vary
 
 
-def __getattr__(name: str) -> Any:  # noqa: ANN401 - whatever the name stands for
+def __getattr__(name: str) -> Any:
     if name in NAMES:
         return getattr(import_module(NAMES[name]), name)
     raise AttributeError(f"module 'scantling' has no attribute {name!r}")

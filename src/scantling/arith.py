@@ -51,7 +51,7 @@ def round_up(a: Dim, multiple: Dim) -> Dim:
     return ceil_div(a, multiple) * multiple
 
 
-def minimum(a: Any, b: Any) -> Any:  # noqa: ANN401 - the type of the result is the type given
+def minimum(a: Any, b: Any) -> Any:
     """The smaller of two numbers, elementwise on arrays.
 
     Example:
@@ -65,7 +65,7 @@ def minimum(a: Any, b: Any) -> Any:  # noqa: ANN401 - the type of the result is 
     return min(a, b)
 
 
-def maximum(a: Any, b: Any) -> Any:  # noqa: ANN401 - the type of the result is the type given
+def maximum(a: Any, b: Any) -> Any:
     """The larger of two numbers, elementwise on arrays.
 
     Example:

@@ -133,7 +133,7 @@ def recent_dense() -> tuple[tuple[int, int, str], ...]:
     recent = [m for m in named().values() if m.released >= "2023"]
     dense = [m for m in recent if not has(loaded(m.name).spec, "n_expert")]
     latest = sorted(dense, key=lambda m: m.released, reverse=True)
-    return tuple((m.parameters, int(loaded(m.name).spec.vocab_size), m.name) for m in latest)  # type: ignore[arg-type]
+    return tuple((m.parameters, int(loaded(m.name).spec.vocab_size), m.name) for m in latest)
 
 
 def nearest(total: int, vocab_size: int, n: int = 3) -> list[Loaded]:

@@ -31,7 +31,7 @@ class Quantity(Struct, frozen=True, kw_only=True):
     high: float | None = None
     why: tuple[str, ...] = ()
 
-    def to_json(self) -> Any:  # noqa: ANN401 - a number or an object, by the contract
+    def to_json(self) -> Any:
         """A plain number when exact; otherwise an object with its interval and reasons."""
         if self.kind == "exact":
             return self.value

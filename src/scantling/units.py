@@ -19,7 +19,9 @@ SECONDS = {
     "ns": "1e-9", "us": "1e-6", "µs": "1e-6", "ms": "1e-3", "s": "1", "": "1",
     "min": "60", "h": "3600", "d": "86400", "day": "86400", "days": "86400", "hours": "3600",
 }  # fmt: skip
-NUMBER = re.compile(r"\s*([+-]?(?:\d[\d_,]*\.?\d*|\.\d+)(?:e[+-]?\d+)?)\s*([^\d\s]*)\s*", re.I)
+NUMBER = re.compile(
+    r"\s*([+-]?(?:\d[\d_,]*\.?\d*|\.\d+)(?:e[+-]?\d+)?)\s*([^\d\s]*)\s*", re.IGNORECASE
+)
 
 
 def parse_count(text: str | float, field: str = "number") -> int:
@@ -121,6 +123,19 @@ def count_text(value: float) -> str:
     if abs(value) >= 1e4:
         return f"{_digits(value / 1e3)} k"
     return f"{value:,.0f}" if float(value).is_integer() else _digits(value)
+
+
+def flops_text(value: float) -> str:
+    """FLOPs for reading, with the SI prefixes that FLOPs have.
+
+    Example:
+        >>> flops_text(46.6e9), flops_text(1.93e12)
+        ('46.6 GFLOP', '1.93 TFLOP')
+    """
+    for power, name in ((24, "Y"), (21, "Z"), (18, "E"), (15, "P"), (12, "T"), (9, "G"), (6, "M")):
+        if abs(value) >= 0.9995 * 10**power:
+            return f"{_digits(value / 10**power)} {name}FLOP"
+    return f"{value:,.0f} FLOP"
 
 
 def bytes_text(value: float) -> str:

@@ -43,7 +43,7 @@ class Verbs(click.Group):
         with formatter.section("Verbs"):
             formatter.write_dl([(name, text) for name, (_, text) in VERBS.items()])
 
-    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:  # noqa: ANN401
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         """A verb, or the nearest one in the error."""
         from scantling.errors import nearest
 

@@ -30,8 +30,14 @@ def models(names: tuple[str, ...], model_type: str | None, as_json: bool) -> int
         show_json({"schema": 1, "models": [msgspec.to_builtins(m) for m in chosen]})
         return 0 if chosen else 1
     out = text.console()
-    found = text.table(("model", "left"), ("type", "left"), ("released", "left"),
-                       ("parameters", "right"), ("layers × width", "right"), ("source", "left"))  # fmt: skip
+    found = text.table(
+        ("model", "left"),
+        ("type", "left"),
+        ("released", "left"),
+        ("parameters", "right"),
+        ("layers × width", "right"),
+        ("source", "left"),
+    )
     for m in chosen:
         spec = catalog.loaded(m.name).spec
         found.add_row(m.name, m.config["model_type"], m.released, f"{m.parameters:,}",
@@ -75,7 +81,7 @@ def _rate(value: float | None) -> str:
     return f"{value / 1e12:,.4g} TF/s" if value else ""
 
 
-def _print_chip(out: Any, c: Any) -> None:  # noqa: ANN401
+def _print_chip(out: Any, c: Any) -> None:
     out.print(f"[bold]{c.name}[/bold]: dense rates, base units; sources {', '.join(c.sources)}")
     for name, value in msgspec.to_builtins(c).items():
         if isinstance(value, int | float) and not isinstance(value, bool):

@@ -60,7 +60,7 @@ SLOW_SHAPES = 3_000_000
               "picture: front.svg.")  # fmt: skip
 @click.option("--list-legal", is_flag=True, help="List legal (D, H, h, K); needs --fix d_model=…")
 @as_json
-def design(**given: Any) -> int:  # noqa: ANN401
+def design(**given: Any) -> int:
     """From a budget to the shapes worth training.
 
     Example: scantling design --params 7B --vocab 128256 --context 8192 --gpu h100-sxm --gpus 64
@@ -130,7 +130,9 @@ def _bounded(texts: tuple[str, ...]) -> dict[str, Any]:
         low, sign, high = value.partition(":")
         if not sign:
             raise FieldError("--bound", f"{name}={value}", "is no range", "write FIELD=low:high")
-        found[name] = Range(parse_count(low, f"--bound {name}"), parse_count(high, f"--bound {name}"))
+        found[name] = Range(
+            parse_count(low, f"--bound {name}"), parse_count(high, f"--bound {name}")
+        )
     return found
 
 
@@ -168,7 +170,7 @@ def _list_legal(given: dict[str, Any]) -> int:
 class _progress:  # noqa: N801 - used as a function
     """A progress bar on standard error for sweeps over two seconds; silent when piped."""
 
-    def __init__(self, b: Any) -> None:  # noqa: ANN401
+    def __init__(self, b: Any) -> None:
         from scantling.search.space import space
 
         self.bar: Any = None

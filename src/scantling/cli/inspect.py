@@ -95,7 +95,7 @@ def _analyze_one(name: str, given: dict[str, Any], *, several: bool) -> None:
     text.print_analysis(out, after, before if given["changes"] else None)
 
 
-def _limits(a: Any, given: dict[str, Any]) -> dict[str, Any]:  # noqa: ANN401
+def _limits(a: Any, given: dict[str, Any]) -> dict[str, Any]:
     """The budget that prices an existing model."""
     context = a.workload.context
     return {
@@ -105,13 +105,13 @@ def _limits(a: Any, given: dict[str, Any]) -> dict[str, Any]:  # noqa: ANN401
     }  # fmt: skip
 
 
-def _why(a: Any, given: dict[str, Any]) -> list[str]:  # noqa: ANN401
+def _why(a: Any, given: dict[str, Any]) -> list[str]:
     from scantling.report.analyze import why
 
     return why(a, given["why"], **_limits(a, given))
 
 
-def _vary(a: Any, given: dict[str, Any]) -> None:  # noqa: ANN401
+def _vary(a: Any, given: dict[str, Any]) -> None:
     from scantling.report.vary import parse_range, varied
     from scantling.search import budget
 

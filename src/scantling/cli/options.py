@@ -15,17 +15,19 @@ from scantling.units import parse_bytes, parse_context, parse_count, parse_secon
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class Unit(click.ParamType):
+class Unit(click.ParamType[Any]):
     """A value in human units."""
 
     def __init__(self, name: str, parse: Callable[..., Any]) -> None:
         self.name, self.parse = name, parse
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:  # noqa: ANN401, ARG002
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:  # noqa: ARG002
         """Parse text; the error names the option."""
         if not isinstance(value, str):
             return value
-        return self.parse(value, f"--{param.name.replace('_', '-')}" if param and param.name else "")
+        return self.parse(
+            value, f"--{param.name.replace('_', '-')}" if param and param.name else ""
+        )
 
 
 COUNT = Unit("count", parse_count)
@@ -87,6 +89,6 @@ def apply_set(spec: Spec, texts: tuple[str, ...]) -> Spec:
     return check(vary(spec, **changes)) if changes else spec
 
 
-def show_json(value: Any, *, lines: bool = False) -> None:  # noqa: ANN401
+def show_json(value: Any, *, lines: bool = False) -> None:
     """Print JSON: indented, or one line where several models follow each other."""
     click.echo(json.dumps(value, indent=None if lines else 1, ensure_ascii=False))

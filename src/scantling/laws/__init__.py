@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from scantling.laws import aspect, chinchilla  # noqa: F401 - importing a law registers it
 from scantling.laws.features import Features
-from scantling.laws.head_width import head_width_excess
 from scantling.laws.head_width import half_width as head_width_half
+from scantling.laws.head_width import head_width_excess
 from scantling.laws.priors import (
     Bound,
     Price,

@@ -122,7 +122,7 @@ def square_root(value: Num) -> Num:
     return math.sqrt(value)
 
 
-def inside(value: Num, low: float | None, high: float | None) -> Any:  # noqa: ANN401 - bool or mask
+def inside(value: Num, low: float | None, high: float | None) -> Any:
     """Whether a value lies in a closed range; an open end is ``None``.
 
     Example:

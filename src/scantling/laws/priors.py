@@ -54,7 +54,7 @@ class Bound(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     reason: str
     sources: tuple[str, ...]
 
-    def holds(self, value: Num) -> Any:  # noqa: ANN401 - bool or mask
+    def holds(self, value: Num) -> Any:
         """Whether a value is within the bound, elementwise on arrays."""
         return inside(value, self.low, self.high)
 

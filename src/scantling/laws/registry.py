@@ -306,7 +306,7 @@ def law(name: str) -> Law:
     return LAWS[name]
 
 
-def _negation(condition: Any) -> Any:  # noqa: ANN401 - bool or mask
+def _negation(condition: Any) -> Any:
     return ~condition if is_array(condition) else not condition
 
 

@@ -172,11 +172,9 @@ def _block(block: Block, index: int, site: Site) -> Iterator[Op]:
     if isinstance(residual, MixtureOfDepths):
         yield outer.matmul("depth_router", "router", (("depth_router", 1),), site.width)
         share = residual.capacity_permille
-        site = replace(
-            site,
-            queries=ceil_div(site.queries * share, 1000),
-            keys=ceil_div(site.keys * share, 1000),
-        )
+        queries: Any = site.queries * share
+        keys: Any = site.keys * share
+        site = replace(site, queries=ceil_div(queries, 1000), keys=ceil_div(keys, 1000))
         outer = replace(site, path=outer.path)
     if isinstance(residual, HyperConnections):
         yield from _hyper(residual, outer)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from msgspec import Struct
 
@@ -133,12 +133,13 @@ def visible_pairs(queries: Dim, keys: Dim, limit: Dim | None, causal: bool) -> N
     """
     if not causal:
         return wide(queries) * keys
-    pairs = wide(queries) * keys - wide(queries) * (queries - 1) // 2
+    pairs: Num = wide(queries) * keys - wide(queries) * (queries - 1) // 2
     if limit is None:
         return pairs
     beyond = keys - minimum(keys, limit)
     losing = minimum(queries, beyond)
-    return pairs - (wide(losing) * beyond - wide(losing) * (losing - 1) // 2)
+    lost: Num = wide(losing) * beyond - wide(losing) * (losing - 1) // 2
+    return pairs - lost
 
 
 def chunked_pairs(queries: Dim, keys: Dim, chunk: Dim) -> Num:
@@ -153,8 +154,11 @@ def chunked_pairs(queries: Dim, keys: Dim, chunk: Dim) -> Num:
     """
 
     def prefill(tokens: Dim) -> Num:
-        whole, rest = tokens // chunk, tokens % chunk
-        return wide(whole) * (wide(chunk) * (chunk + 1) // 2) + wide(rest) * (rest + 1) // 2
+        whole: Any = tokens // chunk
+        rest: Any = tokens % chunk
+        full: Num = wide(whole) * (wide(chunk) * (chunk + 1) // 2)
+        cut: Num = wide(rest) * (rest + 1) // 2
+        return full + cut
 
     return prefill(keys) - prefill(keys - queries)
 

@@ -87,5 +87,6 @@ class Site(Struct, frozen=True):
         """A recurrence: each token updates and reads ``width × state`` numbers."""
         return Op(
             name=f"{self.path}.{name}", kind="scan", part="mixer", m=self.rows, n=width,
-            k=2 * state, repeat=self.times, times=self.times, tensors=tensors, cache=cache, elements=2 * width,
+            k=2 * state, repeat=self.times, times=self.times, tensors=tensors, cache=cache,
+            elements=2 * width,
         )  # fmt: skip

@@ -25,7 +25,7 @@ from scantling.laws import Features
 from scantling.ops import operators
 from scantling.search import Candidate, budget, candidate, explain
 from scantling.search.candidate import DIMENSIONS, counted_json, shape_findings
-from scantling.spec import Chunk, Spec, Window, Workload, dtype_bytes, dimensions, has
+from scantling.spec import Chunk, Spec, Window, Workload, dimensions, dtype_bytes, has
 from scantling.spec.vary import nodes
 
 ADAMW_BYTES = 18
@@ -133,7 +133,7 @@ def _state_dict(spec: Spec) -> int:
     from scantling.ops import tensors
 
     found = [msgspec.structs.replace(t, alias=None, buffer=False) for t in tensors(spec)]
-    return int(count_tensors(found).total)  # type: ignore[arg-type]
+    return int(count_tensors(found).total)
 
 
 def analyze(
@@ -163,7 +163,7 @@ def analyze(
     one = catalog.load(given) if loaded is None else loaded
     spec = one.spec
     if context is None:
-        context = min(8192, int(spec.max_context or 8192))  # type: ignore[arg-type]
+        context = min(8192, int(spec.max_context or 8192))
     for name, value in (("batch", batch), ("context", context)):
         if not 1 <= value <= 2**40:
             raise FieldError(name, value, "must be at least 1 (and at most 2^40)")
@@ -188,7 +188,7 @@ def dims(spec: Spec) -> dict[str, int]:
     found = dimensions(spec)
     if "n_kv_head" not in found and "n_head" in found:
         found["n_kv_head"] = found["n_head"]
-    return {name: int(found[name]) for name in (*DIMENSIONS, *EXTRA) if name in found}  # type: ignore[arg-type]
+    return {name: int(found[name]) for name in (*DIMENSIONS, *EXTRA) if name in found}
 
 
 def why(a: Analysis, field: str, **limits: Any) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from scantling import catalog
@@ -9,7 +10,7 @@ from scantling.errors import FieldError
 from scantling.report.analyze import Analysis, analyze, as_candidate
 
 
-def compare(*given: Any, context: int | None = None, batch: int = 1) -> dict[str, Any]:  # noqa: ANN401
+def compare(*given: Any, context: int | None = None, batch: int = 1) -> dict[str, Any]:
     """Compare models; ratios are to the first.
 
     Args:
@@ -29,7 +30,7 @@ def compare(*given: Any, context: int | None = None, batch: int = 1) -> dict[str
         raise FieldError("compare", None, "needs two models or more")
     loaded = [catalog.load(g) for g in given]
     if context is None:
-        context = min(8192, *(int(m.spec.max_context or 8192) for m in loaded))  # type: ignore[arg-type]
+        context = min(8192, *(int(m.spec.max_context or 8192) for m in loaded))
     found = [analyze(m.name, context=context, batch=batch, loaded=m) for m in loaded]
     return {
         "schema": 1,
@@ -44,11 +45,10 @@ def compare(*given: Any, context: int | None = None, batch: int = 1) -> dict[str
 def _rows(found: list[Analysis]) -> list[dict[str, Any]]:
     names = list(dict.fromkeys(k for a in found for k in a.shape()))
     rows = [_row(name, [a.shape().get(name) for a in found]) for name in names]
-    quantities = {
+    quantities: dict[str, Callable[[Analysis], Any]] = {
         "parameters": lambda a: a.params.total,
         "active": lambda a: a.params.active,
         "body": lambda a: a.params.body,
-        **{f"part {p}": (lambda a, p=p: a.params.by_part[p]) for p in found[0].params.by_part},
         "FLOPs forward per token": lambda a: a.flops.forward / a.flops.tokens,
         "FLOPs train per token": lambda a: a.flops.train / a.flops.tokens,
         "KV bytes per token": lambda a: a.cache.bytes_per_token,
@@ -57,6 +57,8 @@ def _rows(found: list[Analysis]) -> list[dict[str, Any]]:
         "decode ms per token": lambda a: float(as_candidate(a).decode.value_s) * 1e3,
     }
     rows += [_row(name, [get(a) for a in found]) for name, get in quantities.items()]
+    for part in found[0].params.by_part:
+        rows.append(_row(f"part {part}", [a.params.by_part[part] for a in found]))
     return [r for r in rows if any(v not in (None, 0) for v in r["values"])]
 
 
@@ -72,8 +74,8 @@ def growth(a: Analysis, b: Analysis) -> dict[str, Any]:
     A body is about 12 L D², so the ratio of totals is the depth ratio, times the square of the
     width ratio, times what embeddings, heads, FFN ratio and experts make of it.
     """
-    total = b.params.total / a.params.total
-    body = b.params.body / a.params.body
+    total = float(b.params.total / a.params.total)
+    body = float(b.params.body / a.params.body)
     depth = b.dims["n_layer"] / a.dims["n_layer"]
     width = (b.dims["d_model"] / a.dims["d_model"]) ** 2
     rest = total / (depth * width)

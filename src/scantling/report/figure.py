@@ -9,7 +9,7 @@ from scantling.errors import FieldError
 from scantling.search import Front
 
 
-def need_matplotlib() -> Any:  # noqa: ANN401 - a module
+def need_matplotlib() -> Any:
     """Matplotlib's figure class, or an error that says what to install."""
     try:
         from matplotlib.figure import Figure
@@ -30,7 +30,10 @@ def save_front(front: Front, path: Path) -> Path:
         left.scatter(c.days, c.loss - chosen.loss, s=14, color=color, linewidths=0)
         right.scatter(c.decode.value_s * 1e3, c.kv_bytes_per_token / 1024, s=14, color=color,
                       linewidths=0)  # fmt: skip
-    for c, marker, color in ((chosen, "*", "#d95f0e"), *((b, "D", "#31a354") for b in front.baselines)):
+    for c, marker, color in (
+        (chosen, "*", "#d95f0e"),
+        *((b, "D", "#31a354") for b in front.baselines),
+    ):
         size = 170 if marker == "*" else 34
         places = ((left, c.days, c.loss - chosen.loss),
                   (right, c.decode.value_s * 1e3, c.kv_bytes_per_token / 1024))  # fmt: skip

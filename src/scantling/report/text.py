@@ -8,7 +8,7 @@ from rich.markup import escape
 
 from scantling.search import Candidate, Front, binding_axes, difference, explain_all
 from scantling.search.candidate import findings
-from scantling.units import bytes_text, count_text, seconds_text
+from scantling.units import bytes_text, count_text, flops_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -104,7 +104,7 @@ def _row(c: Candidate, reference: Candidate) -> list[str]:
     if c.extrapolation > 1:
         codes = codes.replace("law-extrapolated", f"extrapolated ×{c.extrapolation:.1f}")
     return [
-        f"{d['n_layer']} × {d['d_model']}", heads, ffn, count_text(c.counted.total), delta,
+        f"{d['n_layer']} × {d['d_model']}", heads, ffn, count_text(float(c.counted.total)), delta,
         f"{c.days:.3g}", bytes_text(c.kv_bytes_per_token), f"{float(c.decode.value_s) * 1e3:.2f}",
         f"{shape['D/L']:.0f}", f"{shape.get('F/D', 0):.2f}", codes,
     ]  # fmt: skip
@@ -128,7 +128,9 @@ def _print_axes(out: Console, front: Front) -> None:
     out.print("Not priced by any objective, so kept to bounds:")
     for axis in binding_axes(front):
         low, high = axis["bounds"]
-        limits = "" if low is None and high is None else f" {low or 0:g} to {high or float('inf'):g}"
+        limits = (
+            "" if low is None and high is None else f" {low or 0:g} to {high or float('inf'):g}"
+        )
         on = " [yellow]← the choice lies on it[/yellow]" if axis["binding"] else ""
         out.print(f"  {axis['axis']}{limits}: {axis['why']}{on}", style="dim")
 
@@ -153,18 +155,20 @@ def print_infeasible(out: Console, front: Front) -> None:
 def print_analysis(out: Console, a: Analysis, before: Analysis | None = None) -> None:
     """One model; with ``before``, each number also as it was without ``--set``."""
     out.print(f"[bold]{a.name}[/bold] ({a.model_type}): {', '.join(_spans(a))}")
-    found = table(("", "left"), ("value", "right"), *((("before", "right"),) if before else ()),
-                  ("", "left"))  # fmt: skip
-    old = dict((k, v) for k, v, _ in _lines(before)) if before else {}
+    columns = [("before", "right"), ("after", "right")] if before else [("", "right")]
+    found = table(("", "left"), *columns, ("", "left"))
+    old = {name: value for name, value, _ in _lines(before)} if before else {}
     for name, value, note in _lines(a):
-        cells = [name, value, *([old.get(name, "") if old.get(name) != value else "="]
-                                if before else []), note]  # fmt: skip
-        found.add_row(*cells)
+        same = before and old.get(name) == value
+        found.add_row(name, *([old.get(name, "")] if before else []), "=" if same else value, note)
     out.print(found)
-    rules = table(("rule of thumb", "left"), ("says", "right"), ("exact", "right"), ("error", "right"))
+    rules = table(
+        ("rule of thumb", "left"), ("says", "right"), ("exact", "right"), ("error", "right")
+    )
     for name, rule in a.approximations().items():
-        rules.add_row(name, count_text(rule["value"]), count_text(rule["exact"]),
-                      f"{rule['error']:+.1%}")  # fmt: skip
+        show = bytes_text if name.startswith("kv") else count_text
+        show = flops_text if "per_token" in name else show
+        rules.add_row(name, show(rule["value"]), show(rule["exact"]), f"{rule['error']:+.1%}")
     out.print(rules)
     for finding in a.findings():
         out.print(f"[yellow]{finding['code']}[/yellow] {finding['message']}")
@@ -200,9 +204,9 @@ def _lines(a: Analysis) -> list[tuple[str, str, str]]:
         ("FLOPs forward", f"{f.forward:,.0f}", f"{at}, {f.convention}"),
         ("  MACs forward", f"{float(f.forward) / 2:,.0f}", "one multiply-add each: half"),
         ("FLOPs train", f"{f.train:,.0f}", "forward and backward"),
-        ("  per token", count_text(float(f.train) / tokens), "train"),
-        ("KV per token", bytes_text(float(k.bytes_per_token)), f"{k.bytes_per_token:,} bytes, "
-         f"{w.kv_dtype}"),
+        ("  per token", flops_text(float(f.train) / tokens), "train"),
+        ("KV per token", bytes_text(float(k.bytes_per_token)),
+         f"{k.bytes_per_token:,} bytes, {w.kv_dtype}"),
         ("KV cache", bytes_text(float(k.bytes)), at),
     ]  # fmt: skip
     if k.allocated_bytes != k.bytes:
@@ -236,6 +240,8 @@ def _number(name: str, value: float | None) -> str:
         return "–"
     if "bytes" in name.lower():
         return bytes_text(value)
+    if "FLOPs" in name:
+        return flops_text(value)
     if float(value).is_integer() and abs(value) < 1e7:
         return f"{int(value):,}"
     return count_text(value) if abs(value) >= 1e4 else f"{value:.4g}"
@@ -258,7 +264,7 @@ def print_trace(out: Console, found: dict[str, Any]) -> None:
         shown.add_row(
             stage["name"], str(stage["layers"]), str(stage["in_shape"]), str(stage["out_shape"]),
             weights, f"{stage['params']:,}" if stage["params"] else "",
-            count_text(flops) if flops else "",
+            flops_text(flops) if flops else "",
         )  # fmt: skip
     out.print(shown)
     total = sum(float(s["flops"]) for s in found["stages"])
@@ -275,7 +281,7 @@ def print_varied(out: Console, field: str, hold: str | None, rows: list[dict[str
         mark = " ◀" if row["given"] else ""
         shown.add_row(
             f"{row['value']}{mark}", str(row["d_ff"] or ""), count_text(row["params"]),
-            f"{row['loss_difference']['value']:+.4f}", count_text(row["flops_per_token_train"]),
+            f"{row['loss_difference']['value']:+.4f}", flops_text(row["flops_per_token_train"]),
             f"{row['days']:.3g}", bytes_text(row["kv_bytes_per_token"]),
             f"{row['tpot_seconds'] * 1e3:.2f}",
         )  # fmt: skip
@@ -286,5 +292,5 @@ def print_varied(out: Console, field: str, hold: str | None, rows: list[dict[str
 
 __all__ = [
     "console", "print_analysis", "print_compare", "print_front", "print_infeasible",
-    "print_trace", "print_varied", "seconds_text", "table",
+    "print_trace", "print_varied", "table",
 ]  # fmt: skip

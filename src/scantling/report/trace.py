@@ -9,7 +9,7 @@ from scantling.ops import Op, operators
 from scantling.spec import Workload
 
 
-def trace(given: Any, *, batch: int = 1, context: int = 128) -> dict[str, Any]:  # noqa: ANN401
+def trace(given: Any, *, batch: int = 1, context: int = 128) -> dict[str, Any]:
     """Every stage of a forward pass with its shapes, weights and FLOPs.
 
     Equal layers are one stage with a count; FLOPs and parameters are of all of them together.

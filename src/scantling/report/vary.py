@@ -33,7 +33,9 @@ def parse_range(text: str) -> tuple[str, list[int]]:
     if step < 1 or high < low or low < 1:
         raise FieldError("vary", text, "is an empty range", "write FIELD=low:high:step")
     if (high - low) // step >= LARGEST_TABLE:
-        raise FieldError("vary", text, f"has more than {LARGEST_TABLE} values", "take a larger step")
+        raise FieldError(
+            "vary", text, f"has more than {LARGEST_TABLE} values", "take a larger step"
+        )
     return field, list(range(low, high + 1, step))
 
 
@@ -77,7 +79,7 @@ def varied(spec: Spec, b: Budget, field: str, values: list[int], hold: str | Non
 
 def _held(spec: Spec, reference: Candidate, hold: str) -> Spec:
     """The FFN width that keeps a quantity, found on its line (params) or by bisection."""
-    step = min(power_of_two(int(reference.spec.d_ff)), 128)  # type: ignore[arg-type]
+    step = min(power_of_two(int(reference.spec.d_ff)), 128)
     if hold == "params":
         return vary(spec, d_ff=solve_width(spec, reference.counted.total, step))
     wanted = _amount(reference, hold)

@@ -56,6 +56,7 @@ def design(
         b: A budget, or give its limits as keywords (see ``Budget``).
         baselines: Models to put beside the front; by default the three nearest known ones.
         progress: Called with (shapes done, shapes in all).
+        **limits: The fields of ``Budget``; params or flops is needed.
 
     Returns:
         The front with a choice. It is empty when nothing keeps every limit; ``swept.removed``

@@ -6,8 +6,11 @@ from typing import Any
 
 from msgspec import Struct
 
-from scantling.errors import FieldError
+from scantling.arith import LARGEST
+from scantling.errors import FieldError, nearest
 from scantling.hardware import Chip, chip
+from scantling.laws import Features, law
+from scantling.spec.relations import near_divisors
 from scantling.spec.workload import dtype_name
 
 AXES = ("n_layer", "d_model", "d_head", "n_head", "n_kv_head", "d_ff")
@@ -128,8 +131,6 @@ def _params_of_flops(flops: int, tokens: int | None, given: dict[str, Any]) -> t
     """The size a FLOP budget asks for: by its tokens, or where the law's loss is least."""
     if tokens is not None:
         return max(1, flops // (6 * tokens)), "FLOPs / (6 D)"
-    from scantling.laws import Features, law
-
     one = law(given.get("law", "aspect"))
     best, chosen = None, 1
     for step in range(240):
@@ -142,34 +143,52 @@ def _params_of_flops(flops: int, tokens: int | None, given: dict[str, Any]) -> t
 
 
 def _check(b: Budget) -> None:
-    _ = b.hardware  # an unknown chip is an error here
-    b.hardware.rate(dtype_name(b.dtype))
+    b.hardware.rate(dtype_name(b.dtype))  # an unknown chip or dtype is an error here
     dtype_name(b.kv_dtype)
+    law(b.law)
     for name in ("params", "tokens", "vocab_size", "train_context", "serve_context", "n_gpu", "tp"):
         if getattr(b, name) < 1:
             raise FieldError(name, getattr(b, name), "must be at least 1")
+    if b.params > LARGEST_MODEL:
+        raise FieldError("params", f"{b.params:.3g}", "is beyond every model", "at most 1e15")
+    for name in ("vocab_size", "train_context", "serve_context", "serve_batch", "tp", "multiple"):
+        if getattr(b, name) > LARGEST:
+            raise FieldError(name, f"{getattr(b, name):.3g}", "is beyond every model")
     if not 0 < b.tolerance < 1:
         raise FieldError("tolerance", b.tolerance, "must lie between 0 and 1")
-    if b.vocab_size > 2**40 or b.params > 10**15:
-        raise FieldError("params" if b.params > 10**15 else "vocab", None, "is beyond every model")
+    for name, weight in b.weights.items():
+        if name not in OBJECTIVES:
+            raise FieldError("objective", name, "is not known", f"use {', '.join(OBJECTIVES)}")
+        if weight < 0:
+            raise FieldError("objective", f"{name}={weight}", "must not be below 0")
+    _check_axes(b)
+
+
+def _check_axes(b: Budget) -> None:
+    """Fixed and bounded axes: known, not both, and not contradicting each other."""
     for name in {**b.fixed, **b.bounded}:
         if name not in AXES:
-            raise FieldError(name, None, "is no axis of the search", f"axes: {', '.join(AXES)}")
+            near = nearest(name, AXES, 1)
+            hint = f"did you mean {near[0]}?" if near else f"axes: {', '.join(AXES)}"
+            raise FieldError(name, None, "is no axis of the search", hint)
         if name in b.fixed and name in b.bounded:
             raise FieldError(name, None, "is both fixed and bounded", "give one of the two")
     for name, axis in b.bounded.items():
         if axis.low > axis.high or axis.low < 1:
             raise FieldError(name, f"{axis.low}:{axis.high}", "is an empty range")
     for name, value in b.fixed.items():
-        if not 1 <= value <= 2**40:
-            raise FieldError(name, value, "must be at least 1")
-    for name, weight in b.weights.items():
-        if name not in OBJECTIVES:
-            raise FieldError("objective", name, "is not known", f"use {', '.join(OBJECTIVES)}")
-        if weight < 0:
-            raise FieldError("objective", f"{name}={weight}", "must not be below 0")
+        if not 1 <= value <= LARGEST:
+            raise FieldError(name, value, f"must lie between 1 and {LARGEST:,}")
+    deep = max(b.fixed.get("n_layer", 1), b.bounded.get("n_layer", Range(1, 1)).high)
+    if deep > LARGEST_DEPTH:
+        raise FieldError("n_layer", deep, f"must be at most {LARGEST_DEPTH:,}")
     heads, groups = b.fixed.get("n_head"), b.fixed.get("n_kv_head")
     if heads and groups and heads % groups:
-        raise FieldError("n_kv_head", groups, f"must divide n_head {heads}")
+        raise FieldError("n_kv_head", groups, f"must divide n_head {heads}",
+                         near_divisors(heads, groups))  # fmt: skip
     if heads and heads % b.tp:
-        raise FieldError("tp", b.tp, f"must divide n_head {heads}")
+        raise FieldError("tp", b.tp, f"must divide n_head {heads}", near_divisors(heads, b.tp))
+
+
+LARGEST_MODEL = 10**15
+LARGEST_DEPTH = 10_000

@@ -52,7 +52,7 @@ class Candidate(Struct, frozen=True, kw_only=True):
     def dims(self) -> dict[str, int]:
         """The dimensions that exist in this model."""
         found = dimensions(self.spec)
-        return {name: int(found[name]) for name in DIMENSIONS if name in found}  # type: ignore[arg-type]
+        return {name: int(found[name]) for name in DIMENSIONS if name in found}
 
     def shape(self) -> dict[str, float]:
         """The ratios that engineers compare."""
@@ -142,9 +142,9 @@ def tile_waste(spec: Spec, tile: int = 128) -> float:
     from scantling.ops import operators
 
     work = [(op.n, op.k, op.repeat) for op in operators(spec) if op.kind == "matmul"]
-    useful = sum(n * k * r for n, k, r in work)
-    padded = sum(round_up(n, tile) * round_up(k, 32) * r for n, k, r in work)  # type: ignore[arg-type]
-    return float(padded / useful - 1)
+    useful: Any = sum(n * k * r for n, k, r in work)
+    padded: Any = sum(round_up(int(n), tile) * round_up(int(k), 32) * r for n, k, r in work)
+    return float(padded / useful) - 1
 
 
 def power_of_two(value: int) -> int:
@@ -167,9 +167,13 @@ def findings(c: Candidate) -> list[dict[str, str]]:
     one = law(c.budget.law)
     if c.extrapolation > 1:
         largest = one.domain[one.counts][1]
-        add("LAW-EXTRAPOLATED", "note", "loss",
+        add(
+            "LAW-EXTRAPOLATED",
+            "note",
+            "loss",
             f"the loss is extrapolated ×{c.extrapolation:.1f}: the law was fitted to a {one.counts} "
-            f"of at most {largest / 1e9:.2g} B")  # fmt: skip
+            f"of at most {largest / 1e9:.2g} B",
+        )
     return found + shape_findings(c.dims(), c.features)
 
 
@@ -277,8 +281,14 @@ def days_quantity(train: Estimate, b: Budget) -> Quantity:
         f"operators on {b.chip} × {b.n_gpu}, bf16 kernels by roofline × step factor",
         "5 to 95 % of public training rows; even split, no memory limit (time.toml)",
     )
-    return Quantity(value=float(train.value_s) / DAY_S, low=float(train.low_s) / DAY_S,
-                    high=float(train.high_s) / DAY_S, unit="days", kind="fitted", why=why)  # fmt: skip
+    return Quantity(
+        value=float(train.value_s) / DAY_S,
+        low=float(train.low_s) / DAY_S,
+        high=float(train.high_s) / DAY_S,
+        unit="days",
+        kind="fitted",
+        why=why,
+    )
 
 
 def decode_quantity(decode: Estimate, b: Budget) -> Quantity:

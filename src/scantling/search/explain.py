@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from msgspec import Struct
@@ -10,22 +11,23 @@ from scantling import catalog
 from scantling.arith import round_up
 from scantling.costs.count import solve_width
 from scantling.errors import FieldError, ScantlingError
-from scantling.laws import Bound, bounds, law
+from scantling.laws import bounds, head_width_excess, law
 from scantling.quantity import Quantity
-from scantling.search.budget import Budget
 from scantling.search.candidate import (
     Candidate,
     binding,
     candidate,
     difference,
     power_of_two,
-    tile_waste,
 )
 from scantling.search.space import HEAD_WIDTHS, TIE_ABOVE, split
 from scantling.spec import Spec, divisors, has, read, vary
 from scantling.units import bytes_text, count_text
 
 FIELDS = ("n_layer", "d_model", "n_head", "n_kv_head", "d_head", "d_ff", "vocab_size", "tied")
+
+
+UNALIGNED = "rows are not 16-byte aligned, which tensor cores want; no public table prices that"
 
 
 class Neighbour(Struct, frozen=True):
@@ -57,7 +59,7 @@ class Reason(Struct, frozen=True):
     def lines(self) -> list[str]:
         """The reason as lines of text: what set it, the price of each neighbour, who shares it."""
         found = [f"{self.set_by} [{self.source}]"]
-        found += [_neighbour_text(self.field, n) for n in self.neighbours]
+        found += [_neighbour_text(n) for n in self.neighbours]
         if self.shared_by:
             found.append(f"as in {', '.join(self.shared_by)}")
         return found
@@ -83,7 +85,7 @@ def explain(c: Candidate, field: str, *, unaligned: bool = False) -> Reason:
     if field != "tied" and not has(c.spec, field):
         known = [f for f in FIELDS if f == "tied" or has(c.spec, f)]
         raise FieldError("why", field, "is no field of this model", f"use {', '.join(known)}")
-    value: Any = c.spec.tied if field == "tied" else int(read(c.spec, field))  # type: ignore[arg-type]
+    value: Any = c.spec.tied if field == "tied" else int(read(c.spec, field))
     set_by, source = _set_by(c, field, value)
     near = []
     for other, changes, note in _steps(c, field, value, unaligned):
@@ -99,7 +101,7 @@ def set_by_all(c: Candidate) -> dict[str, list[str]]:
     found = {}
     for field in FIELDS:
         if field == "tied" or has(c.spec, field):
-            value = c.spec.tied if field == "tied" else int(read(c.spec, field))  # type: ignore[arg-type]
+            value = c.spec.tied if field == "tied" else int(read(c.spec, field))
             set_by, source = _set_by(c, field, value)
             found[field] = [f"{set_by} [{source}]"]
     return found
@@ -115,20 +117,20 @@ def explain_all(c: Candidate) -> dict[str, list[str]]:
 
 
 def _steps(
-    c: Candidate, field: str, value: Any, unaligned: bool  # noqa: ANN401
+    c: Candidate, field: str, value: Any, unaligned: bool
 ) -> list[tuple[Any, dict[str, Any], str]]:
     """The neighbouring values of a field, with every field that moves along."""
     step = c.budget.multiple
     spec = c.spec
     found: list[tuple[Any, dict[str, Any], str]] = []
     if unaligned and field in {"d_model", "d_ff", "vocab_size"} and value > 2:
-        found.append((value - 1, {field: value - 1}, "odd: rows not 16-byte aligned"))
+        found.append((value - 1, {field: value - 1}, UNALIGNED))
     if field == "n_layer":
         found += [(v, {field: v}, "") for v in (value - 1, value + 1) if v > 0]
     elif field in {"d_model", "d_ff"}:
         around = (round_up(value, step) - step if value % step == 0 else value // step * step,
                   value // step * step + step)  # fmt: skip
-        found += [(v, {field: v}, "") for v in around if v > 0]  # type: ignore[operator]
+        found += [(v, {field: v}, "") for v in around if v > 0]
     elif field == "d_head":
         narrower = [h for h in reversed(HEAD_WIDTHS) if h < value]
         wider = [h for h in HEAD_WIDTHS if h > value]
@@ -137,10 +139,10 @@ def _steps(
             if same is not None:
                 found.append((same, _same_width(spec, value, same), "same attention width"))
     elif field == "n_head":
-        unit = int(read(spec, "n_kv_head")) if has(spec, "n_kv_head") else 1  # type: ignore[arg-type]
+        unit = int(read(spec, "n_kv_head")) if has(spec, "n_kv_head") else 1
         found += [(v, {field: v}, "") for v in (value - unit, value + unit) if v > 0]
     elif field == "n_kv_head":
-        found += [(v, {field: v}, "") for v in _around(divisors(int(spec.n_head)), value)]  # type: ignore[arg-type]
+        found += [(v, {field: v}, "") for v in _around(divisors(int(spec.n_head)), value)]
     elif field == "vocab_size":
         found.append((round_up(value + 1, 128), {field: round_up(value + 1, 128)}, ""))
     elif field == "tied":
@@ -152,7 +154,7 @@ def _same_width(spec: Spec, old: int, new: int) -> dict[str, Any]:
     """Heads of another width with the same query and key width in all; empty if none has."""
     if not has(spec, "n_kv_head"):
         return {}
-    heads, groups = int(spec.n_head) * old, int(spec.n_kv_head) * old  # type: ignore[arg-type]
+    heads, groups = int(spec.n_head) * old, int(spec.n_kv_head) * old
     if heads % new or groups % new:
         return {}
     return {"d_head": new, "n_head": heads // new, "n_kv_head": groups // new}
@@ -163,18 +165,15 @@ def _around(known: list[int] | tuple[int, ...], value: int) -> list[int]:
 
 
 def _neighbour(
-    c: Candidate, value: Any, changes: dict[str, Any], note: str, hold: bool  # noqa: ANN401
+    c: Candidate, value: Any, changes: dict[str, Any], note: str, hold: bool
 ) -> Neighbour:
     """Price a neighbour; held at the same total by the FFN width where one can be solved."""
     spec: Spec = vary(c.spec, **changes)
     if hold and has(spec, "d_ff") and not has(spec, "n_expert"):
         width = int(c.dims()["d_ff"])
         multiple = min(power_of_two(width), c.budget.multiple)
-        spec = vary(spec, d_ff=solve_width(spec, int(c.counted.total), multiple))  # type: ignore[arg-type]
+        spec = vary(spec, d_ff=solve_width(spec, int(c.counted.total), multiple))
     other = candidate(spec, c.budget)
-    if note.startswith("odd"):
-        waste = (tile_waste(spec) - tile_waste(c.spec)) * 100
-        note = f"{note}; tiles of 128 compute {waste:+.1f} % for nothing"
     return Neighbour(
         value, difference(other, c), other.days / c.days - 1,
         other.kv_bytes_per_token / c.kv_bytes_per_token - 1 if c.kv_bytes_per_token else 0.0,
@@ -183,7 +182,7 @@ def _neighbour(
     )  # fmt: skip
 
 
-def _neighbour_text(field: str, n: Neighbour) -> str:
+def _neighbour_text(n: Neighbour) -> str:
     loss = n.loss
     half = ((loss.high or 0) - (loss.low or 0)) / 2
     parts = [f"loss {loss.value:+.4f} ± {half:.4f}"]
@@ -198,70 +197,100 @@ def _neighbour_text(field: str, n: Neighbour) -> str:
     return f"{text} ({n.note})" if n.note else text
 
 
-def _set_by(c: Candidate, field: str, value: Any) -> tuple[str, str]:  # noqa: ANN401
+def _set_by(c: Candidate, field: str, value: Any) -> tuple[str, str]:
     """What set a field: the user, a rule, a bound, or the weighing of the objectives."""
     b = c.budget
     if field in b.fixed:
         return f"fixed by --fix {field}={value}", "you"
     if field in b.bounded and value in {b.bounded[field].low, b.bounded[field].high}:
         return f"on the bound of --bound {field}", "you"
-    limit = {"n_kv_head": "n_kv_head", "d_head": "d_head"}.get(field)
-    at = ""
-    if limit is not None:
-        one: Bound = bounds()[limit]
-        if binding(value, one.low, one.high):
-            at = f"; it lies on the bound {one.low:g} of its axis: {one.reason}"
-    f = c.features
-    if field == "n_layer":
-        best = law(b.law).facts.constants.get("r0")
-        text = f"depth against width: D/L {f.aspect:.0f}"
-        if best:
-            text += f", where the loss alone would take {best:.0f} and time alone a wider shape"
-        stages = ", ".join(map(str, divisors(value)))
-        return f"{text}; pipeline stages that divide it: {stages}", law(b.law).source
-    if field == "d_model":
-        return (f"the width that leaves D/L {f.aspect:.0f}; a multiple of {power_of_two(value)}, "
-                f"so GEMM tiles of 128 are full"), "nvidia-matmul-guide"  # fmt: skip
-    if field == "n_head":
-        ratio = f.attention_width_ratio
-        text = f"attention width H h/D {ratio:.2f}" if ratio is not None else "attention width"
-        if split(b) > 1:
-            text += f"; a multiple of {split(b)}, so heads split over a node"
-        return text, "bian2025"
-    if field == "n_kv_head":
-        group = f.kv_group
-        text = f"KV cache {bytes_text(c.kv_bytes_per_token)} a token"
-        return (f"{text}, group {group:g}{at}" if group is not None else text), "ainslie2023"
-    if field == "d_head":
-        return f"head-width excess {_excess(value):.3f} nats at {value}{at}", "gadre2024"
-    if field == "d_ff":
-        ratio = f.mlp_attention_ratio
-        text = f"solved so that the total is {count_text(c.counted.total)}, in steps of "
-        text += f"{b.multiple * b.tp}"
-        if ratio is not None:
-            text += f"; MLP/attention {float(ratio):.2f}"
-            one = bounds()["mlp_attention_ratio"]
-            if binding(float(ratio), one.low, one.high):
-                text += f", on its bound {one.low:g} to {one.high:g}"
-        return text, "bian2025"
-    if field == "vocab_size":
-        share = value * c.dims()["d_model"] / c.counted.total
-        return f"given; the table is {share:.1%} of the parameters", "you"
-    share = c.dims()["vocab_size"] * c.dims()["d_model"] / c.counted.total
-    asked = b.tied is not None
-    rule = f"table {share:.1%} of the parameters; rule: tie above {TIE_ABOVE:.0%}"
-    return ("asked for" if asked else rule), "you" if asked else "press2017"
+    return SET_BY[field](c, value)
 
 
-def _excess(d_head: int) -> float:
-    from scantling.laws import head_width_excess
+def _depth(c: Candidate, value: int) -> tuple[str, str]:
+    one = law(c.budget.law)
+    text = f"depth against width: D/L {c.features.aspect:.0f}"
+    best = one.facts.constants.get("r0")
+    if best:
+        text += f", where the loss alone would take {best:.0f} and time alone a wider shape"
+    stages = ", ".join(map(str, divisors(value)))
+    return f"{text}; pipeline stages that divide it: {stages}", one.source
 
-    return float(head_width_excess(d_head))
+
+def _width(c: Candidate, value: int) -> tuple[str, str]:
+    step = power_of_two(value)
+    tiles = "GEMM tiles of 128 are full" if step >= 128 else "GEMM tiles of 128 are cut"
+    text = f"the width that leaves D/L {c.features.aspect:.0f}; a multiple of {step}, so {tiles}"
+    return text, "nvidia-matmul-guide"
 
 
-def _shared_by(c: Candidate, field: str, value: Any) -> tuple[str, ...]:  # noqa: ANN401
+def _heads(c: Candidate, value: int) -> tuple[str, str]:
+    ratio = c.features.attention_width_ratio
+    text = "attention width" if ratio is None else f"attention width H h/D {ratio:.2f}"
+    over = split(c.budget)
+    if over > 1 and value % over == 0:
+        text += f"; a multiple of {over}, so heads split over a node"
+    return text + _at_bound("attention_width_ratio", ratio), "bian2025"
+
+
+def _kv_heads(c: Candidate, value: int) -> tuple[str, str]:
+    group = c.features.kv_group
+    text = f"KV cache {bytes_text(c.kv_bytes_per_token)} a token"
+    if group is not None:
+        text += f", group {group:g}{_at_bound('kv_group', group)}"
+    return text + _at_bound("n_kv_head", value), "ainslie2023"
+
+
+def _head_width(_: Candidate, value: int) -> tuple[str, str]:
+    excess = float(head_width_excess(value))
+    return (
+        f"head-width excess {excess:.3f} nats at {value}{_at_bound('d_head', value)}",
+        "gadre2024",
+    )
+
+
+def _ffn_width(c: Candidate, _: int) -> tuple[str, str]:
+    b, ratio = c.budget, c.features.mlp_attention_ratio
+    text = f"solved so that the total is {count_text(_total(c))}, in steps of {b.multiple * b.tp}"
+    if ratio is not None:
+        text += f"; MLP/attention {float(ratio):.2f}{_at_bound('mlp_attention_ratio', ratio)}"
+    return text, "bian2025"
+
+
+def _vocabulary(c: Candidate, value: int) -> tuple[str, str]:
+    share = value * c.dims()["d_model"] / _total(c)
+    return f"given; the table is {share:.1%} of the parameters", "you"
+
+
+def _tied(c: Candidate, _: bool) -> tuple[str, str]:
+    if c.budget.tied is not None:
+        return "asked for", "you"
+    share = c.dims()["vocab_size"] * c.dims()["d_model"] / _total(c)
+    return f"table {share:.1%} of the parameters; rule: tie above {TIE_ABOVE:.0%}", "press2017"
+
+
+SET_BY: dict[str, Callable[[Candidate, Any], tuple[str, str]]] = {
+    "n_layer": _depth, "d_model": _width, "n_head": _heads, "n_kv_head": _kv_heads,
+    "d_head": _head_width, "d_ff": _ffn_width, "vocab_size": _vocabulary, "tied": _tied,
+}  # fmt: skip
+
+
+def _total(c: Candidate) -> int:
+    return int(c.counted.total)
+
+
+def _at_bound(axis: str, value: Any) -> str:
+    """What to add where a value lies on the bound of its axis."""
+    one = bounds()[axis]
+    if value is None or not binding(float(value), one.low, one.high):
+        return ""
+    limits = f"{one.low or 0:g} to {'any' if one.high is None else f'{one.high:g}'}"
+    return f"; on the bound of {axis} ({limits}): {one.reason}"
+
+
+def _shared_by(c: Candidate, field: str, value: Any) -> tuple[str, ...]:
     """Up to four known models with the same value, nearest in size first."""
-    total = int(c.counted.total)
+    total = _total(c)
     found = []
     for entry in sorted(catalog.named().values(), key=lambda m: abs(m.parameters - total)):
         spec = catalog.loaded(entry.name).spec

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct
 
 from scantling.arith import round_up
-from scantling.errors import FieldError
 from scantling.laws import bounds
 from scantling.search.budget import Budget
 from scantling.spec import (
@@ -121,24 +120,27 @@ def space(b: Budget) -> Space:
     """The space of a budget.
 
     Width: multiples of the alignment. Depth: every integer with W/L in the law's range.
-    Query heads: every number with H h/D in its bound that splits over the GPUs of a node. KV heads: K = H/g for every whole group g.
+    Query heads: every number with H h/D in its bound that splits over the GPUs of a
+    node. KV heads: K = H/g for every whole group g.
     """
     import numpy as np
 
     context = max(b.train_context, b.serve_context)
     kinds = (False, True) if b.tied is None else (b.tied,)
     structures = tuple(
-        template(tied=t, vocab_size=b.vocab_size, context=context, qk_norm=b.qk_norm)
-        for t in kinds
+        template(tied=t, vocab_size=b.vocab_size, context=context, qk_norm=b.qk_norm) for t in kinds
     )
     rows = np.concatenate([_no_rows(), *(_attention_rows(b, width) for width in _widths(b))])
     width = rows[:, 0]
-    columns = [np.ascontiguousarray(rows[:, i]) for i in range(4)]
+    d_model, d_head, n_head, n_kv_head = (np.ascontiguousarray(rows[:, i]) for i in range(4))
     low, high = np.maximum(1, -(-width // ASPECT[1])), np.maximum(1, width // ASPECT[0])
     if "n_layer" in b.fixed or "n_layer" in b.bounded:
         first, last = _span(b, "n_layer", 1, 1)
         low, high = np.full_like(width, first), np.full_like(width, last)
-    return Space(structures, *columns, low, high, b.multiple * b.tp, b.fixed.get("d_ff"))
+    return Space(
+        structures=structures, d_model=d_model, d_head=d_head, n_head=n_head, n_kv_head=n_kv_head,
+        shallowest=low, deepest=high, multiple=b.multiple * b.tp, fixed_width=b.fixed.get("d_ff"),
+    )  # fmt: skip
 
 
 def _no_rows() -> NDArray[np.int64]:
@@ -168,7 +170,7 @@ def _widths(b: Budget) -> list[int]:
     low, high = _span(b, "d_model", max(step, low // step * step), high)
     if "d_model" in b.fixed:
         return [low]
-    return list(range(round_up(low, step), high + 1, step))  # type: ignore[arg-type]
+    return list(range(round_up(low, step), high + 1, step))
 
 
 def split(b: Budget) -> int:

@@ -66,10 +66,9 @@ def price(spec: Spec, b: Budget, multiple: int, width: int | None = None) -> Pri
 
 def feasibility(p: Priced, b: Budget) -> dict[str, NDArray[np.bool_]]:
     """Per hard limit the mask of shapes that keep it, cheap limits only."""
-    share = abs(p.counted.total / b.params - 1)
+    share: Any = abs(p.counted.total / b.params - 1)
     found: dict[str, Any] = {f"params within ±{b.tolerance:.2%}": share <= b.tolerance}
-    for name, mask in masks(p.spec):
-        found[name] = mask
+    found |= dict(masks(p.spec))
     if "d_ff" not in b.fixed:
         ratio = p.features.mlp_attention_ratio
         assert ratio is not None
@@ -80,7 +79,7 @@ def feasibility(p: Priced, b: Budget) -> dict[str, NDArray[np.bool_]]:
         width: Any = p.spec.d_ff
         found["d_ff as bounded"] = (width >= axis.low) & (width <= axis.high)
     if b.tied is None:
-        table = p.spec.d_model * p.spec.vocab_size
+        table: Any = p.spec.d_model * p.spec.vocab_size
         small = table <= TIE_ABOVE * b.params
         found["tying rule"] = ~small if p.spec.tied else small
     if b.kv_bytes_per_token is not None:
@@ -171,17 +170,15 @@ def _survivors(
     return rows[~slow], values[~slow]
 
 
-def _take(column: Any, keep: NDArray[np.bool_]) -> Any:  # noqa: ANN401
+def _take(column: Any, keep: NDArray[np.bool_]) -> Any:
     return column[keep] if hasattr(column, "dtype") else column
 
 
-def _note_closest(
-    nearest: list[tuple[float, dict[str, Any]]], p: Priced, b: Budget
-) -> None:
+def _note_closest(nearest: list[tuple[float, dict[str, Any]]], p: Priced, b: Budget) -> None:
     """Remember the shape of a chunk whose size is nearest, for when nothing is feasible."""
     import numpy as np
 
-    distance = np.abs(p.counted.total / b.params - 1)  # type: ignore[operator]
+    distance = np.abs(p.counted.total / b.params - 1)
     at = int(np.argmin(distance))
     dims = {k: getattr(p.spec, k) for k in COLUMNS[1:-1]}
     shape = {k: int(v[at]) if hasattr(v, "dtype") else int(v) for k, v in dims.items()}

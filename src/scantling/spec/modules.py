@@ -37,7 +37,7 @@ class Rope(Struct, frozen=True, tag="rope", forbid_unknown_fields=True):
     """Context extension, as (name, value) pairs: kind, factor, original_context, …"""
 
 
-Setting: TypeAlias = bool | int | float | str | None | tuple[float, ...]
+Setting: TypeAlias = bool | int | float | str | tuple[float, ...] | None
 
 
 class Alibi(Struct, frozen=True, tag="alibi", forbid_unknown_fields=True):

@@ -98,7 +98,7 @@ RELATIONS: tuple[Relation, ...] = (
     Relation(
         m.MixtureOfDepths, "capacity_permille", "capacity within the context",
         lambda d: d.capacity_permille <= 1000,
-        lambda d: "is in thousandths of the context and must be at most 1000",
+        lambda _: "is in thousandths of the context and must be at most 1000",
     ),
 )  # fmt: skip
 

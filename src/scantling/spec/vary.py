@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from scantling.arith import Dim
 from scantling.errors import FieldError, nearest
 from scantling.spec.model import Run, Spec, Stack
-from scantling.spec.modules import GroupedAttention, Layer, LatentAttention
+from scantling.spec.modules import GroupedAttention, LatentAttention, Layer
 
 Change = int | bool | Any
 
@@ -37,7 +37,7 @@ def nodes(node: object, path: str = "") -> Iterator[tuple[str, Struct]]:
                 yield from nodes(value, f"{path}.{field}" if path else field)
 
 
-def rewrite(node: Any, change: Callable[[Struct], Struct]) -> Any:  # noqa: ANN401
+def rewrite(node: Any, change: Callable[[Struct], Struct]) -> Any:
     """A tree with each struct passed through ``change``, children first."""
     if isinstance(node, tuple):
         return tuple(rewrite(item, change) for item in node)
@@ -104,7 +104,7 @@ def _vary_one(spec: Spec, field: str, value: Change, kind: str) -> Spec:
     return new
 
 
-def _keep(blocks: Any, layer: Layer) -> Layer:  # noqa: ANN401
+def _keep(blocks: Any, layer: Layer) -> Layer:
     return replace(layer, blocks=blocks)
 
 
@@ -138,7 +138,7 @@ def dimension_fields(struct: type[Struct]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _is_union(kind: Any) -> bool:  # noqa: ANN401
+def _is_union(kind: Any) -> bool:
     return typing.get_origin(kind) in {typing.Union, types.UnionType}
 
 

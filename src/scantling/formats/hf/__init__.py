@@ -183,7 +183,7 @@ def _classic_rope(config: dict[str, Any]) -> dict[str, Any]:
     return flat
 
 
-def _value(key: str, kind: str, value: object, notes: list[str]) -> Any:  # noqa: ANN401
+def _value(key: str, kind: str, value: object, notes: list[str]) -> Any:
     """One config value, checked against what its key holds."""
     if value is None:
         return None
@@ -235,8 +235,8 @@ def _without_effect(config: dict[str, Any], kind: ModelType) -> list[str]:
         s for other in model_types().values() for names in other.spelled.values() for s in names
     }
     notes = []
-    for key in config:
-        if key in read_keys or config[key] in (None, False):
+    for key, value in config.items():
+        if key in read_keys or value in (None, False):
             continue
         near = difflib.get_close_matches(key, read_keys, 1, cutoff=0.88)
         if key in shaping:
@@ -273,8 +273,9 @@ def _check_lists(f: Fields, values: dict[str, Any], notes: list[str]) -> None:
     for field in ("windowed", "roped", "sparse"):
         flags = getattr(f, field)
         if isinstance(flags, list) and len(flags) != f.n_layer:
-            key = next((k for k in ("layer_types", "no_rope_layers", "moe_layers")
-                        if values.get(k) is not None and len(values[k]) == len(flags)), field)  # fmt: skip
+            named = ("layer_types", "no_rope_layers", "moe_layers")
+            same = [k for k in named if values.get(k) and len(values[k]) == len(flags)]
+            key = same[0] if same else field
             if len(flags) < f.n_layer:
                 what = f"has {len(flags)} entries for {f.n_layer} layers"
                 raise FieldError(key, None, what, f"write {f.n_layer}")

@@ -20,7 +20,7 @@ ALLOWED = (
 
 
 def exact(name: str, a: int, by: str, b: int) -> int:
-    """a / b where it must be whole: no head width is floored in silence."""
+    """A / b where it must be whole: no head width is floored in silence."""
     if a % b:
         raise FieldError(by, b, f"must divide {name} {a}", near_divisors(a, b))
     return a // b
@@ -83,7 +83,7 @@ def parse(text: str) -> tuple[CodeType, frozenset[str]]:
     return compile(tree, text, "eval"), read
 
 
-def evaluate(text: str, values: dict[str, Any]) -> Any:  # noqa: ANN401
+def evaluate(text: str, values: dict[str, Any]) -> Any:
     """The value of an expression over config keys or neutral fields.
 
     Example:

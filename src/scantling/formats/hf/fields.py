@@ -217,9 +217,7 @@ def _feedforward(f: Fields, sparse: bool) -> FeedForward:
 
 def freeze(settings: dict[str, Any]) -> tuple[tuple[str, Any], ...]:
     """A dictionary of settings as sorted pairs, so that a spec stays hashable."""
-    return tuple(
-        (k, tuple(v) if isinstance(v, list) else v) for k, v in sorted(settings.items())
-    )
+    return tuple((k, tuple(v) if isinstance(v, list) else v) for k, v in sorted(settings.items()))
 
 
 def thaw(settings: tuple[tuple[str, Any], ...] | None) -> dict[str, Any] | None:
