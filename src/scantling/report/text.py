@@ -148,8 +148,10 @@ def print_infeasible(out: Console, front: Front) -> None:
                   f"{b.params:,} were asked for: {shape}")  # fmt: skip
         table_size = b.vocab_size * shape["d_model"]
         if table_size > b.params:
-            out.print(f"The embedding table alone is {b.vocab_size:,} × {shape['d_model']} = "
-                      f"{count_text(table_size)}: give a smaller --vocab or more --params.")  # fmt: skip
+            out.print(
+                f"The embedding table alone is {b.vocab_size:,} × {shape['d_model']} = "
+                f"{count_text(table_size)}: give a smaller --vocab or more --params."
+            )
 
 
 def print_analysis(out: Console, a: Analysis, before: Analysis | None = None) -> None:

@@ -171,7 +171,8 @@ def findings(c: Candidate) -> list[dict[str, str]]:
             "LAW-EXTRAPOLATED",
             "note",
             "loss",
-            f"the loss is extrapolated ×{c.extrapolation:.1f}: the law was fitted to a {one.counts} "
+            f"the loss is extrapolated ×{c.extrapolation:.1f}: the law was fitted to "
+            f"a {one.counts} "
             f"of at most {largest / 1e9:.2g} B",
         )
     return found + shape_findings(c.dims(), c.features)
