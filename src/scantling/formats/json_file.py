@@ -42,7 +42,8 @@ def parse_object(text: str, name: str) -> tuple[dict[str, Any], list[str]]:
         raise FieldError(name, None, "is nested too deeply to be a config") from None
     except ValueError as error:  # JSONDecodeError, or an integer of thousands of digits
         where = f"line {error.lineno}" if isinstance(error, json.JSONDecodeError) else "a number"
-        raise FieldError(name, None, f"is no JSON: {error} ({where})") from None
+        what = str(error).split(" for integer")[0].split(": line")[0]
+        raise FieldError(name, None, f"is no JSON: {what} ({where})") from None
     if not isinstance(value, dict):
         kind = "a list" if isinstance(value, list) else f"a {type(value).__name__}"
         raise FieldError(name, None, f"holds {kind}", "a config.json holds an object")

@@ -6,7 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 from rich.markup import escape
 
-from scantling.search import Candidate, Front, binding_axes, difference, explain_all
+from scantling.search import (
+    Candidate,
+    Front,
+    binding_axes,
+    difference,
+    explain_all,
+    infeasible,
+)
 from scantling.search.candidate import findings
 from scantling.units import bytes_text, count_text, flops_text
 
@@ -138,20 +145,19 @@ def _print_axes(out: Console, front: Front) -> None:
 def print_infeasible(out: Console, front: Front) -> None:
     """Why no shape keeps every limit."""
     swept, b = front.swept, front.budget
-    out.print(f"[bold]No shape is feasible[/bold] among {swept.evaluated:,}. Each limit removed:")
+    out.print(f"[bold]No shape is feasible[/bold] among {swept.considered:,}. Each limit removed:")
     for name, count in sorted(swept.removed.items(), key=lambda pair: -pair[1]):
         if count:
-            note = "  ← alone removes every shape" if count == swept.evaluated else ""
-            out.print(f"  {count:>14,}  {name}{note}")
+            out.print(f"  {count:>14,}  {name}")
+    for limit in infeasible(front)["binding"]:
+        out.print(f"[bold]{limit['limit']}[/bold]: {limit['allowed']:,.6g} allowed, at least "
+                  f"{limit['needed']:,.6g} needed")  # fmt: skip
     for shape in swept.closest[:1]:
-        out.print(f"The closest in size has {shape['total']:,} parameters where "
-                  f"{b.params:,} were asked for: {shape}")  # fmt: skip
         table_size = b.vocab_size * shape["d_model"]
         if table_size > b.params:
-            out.print(
-                f"The embedding table alone is {b.vocab_size:,} × {shape['d_model']} = "
-                f"{count_text(table_size)}: give a smaller --vocab or more --params."
-            )
+            out.print(f"The embedding table alone is {b.vocab_size:,} × {shape['d_model']} = "
+                      f"{count_text(table_size)} parameters: give a smaller --vocab or more "
+                      "--params.")  # fmt: skip
 
 
 def print_analysis(out: Console, a: Analysis, before: Analysis | None = None) -> None:

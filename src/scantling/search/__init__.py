@@ -158,7 +158,8 @@ def front_json(front: Front, *, reasons: bool = True) -> dict[str, Any]:
         "schema": 1,
         "budget": msgspec.to_builtins(b),
         "search": {
-            "evaluated": swept.evaluated, "feasible": swept.feasible,
+            "considered": swept.considered, "evaluated": swept.evaluated,
+            "feasible": swept.feasible,
             "seconds": round(front.seconds, 3),
             "shapes_per_second": round(swept.evaluated / max(front.seconds, 1e-9)),
         },
@@ -180,15 +181,21 @@ def front_json(front: Front, *, reasons: bool = True) -> dict[str, Any]:
 
 
 def infeasible(front: Front) -> dict[str, Any]:
-    """Why nothing is feasible: what each limit removed, which bind, and the closest shapes."""
+    """Why nothing is feasible: the limits that bind, what each removed, and the closest shapes."""
     swept, b = front.swept, front.budget
-    needed = swept.closest[0]["total"] if swept.closest else None
-    binding_limits = [
-        {"limit": name, "allowed": b.params if name.startswith("params") else None,
-         "needed": needed if name.startswith("params") else None, "removed": count}
-        for name, count in swept.removed.items() if count == swept.evaluated
+    allowed = {
+        "training days": b.days, "GPU-hours": b.gpu_hours, "time per token": b.tpot_s,
+        "KV bytes per token": b.kv_bytes_per_token,
+    }  # fmt: skip
+    found = [
+        {"limit": name, "allowed": allowed[name], "needed": least}
+        for name, least in swept.least.items() if least > (allowed[name] or 0)
     ]  # fmt: skip
-    return {"binding": binding_limits, "removed": swept.removed, "closest": swept.closest}
+    for name, count in swept.removed.items():
+        if name.startswith("params") and count >= swept.evaluated:
+            needed = swept.closest[0]["total"] if swept.closest else None
+            found.append({"limit": name, "allowed": b.params, "needed": needed})
+    return {"binding": found, "removed": swept.removed, "closest": swept.closest}
 
 
 __all__ = [

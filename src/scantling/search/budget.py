@@ -150,7 +150,7 @@ def _check(b: Budget) -> None:
         if getattr(b, name) < 1:
             raise FieldError(name, getattr(b, name), "must be at least 1")
     if b.params > LARGEST_MODEL:
-        raise FieldError("params", f"{b.params:.3g}", "is beyond every model", "at most 1e15")
+        raise FieldError("params", f"{b.params:.3g}", "is beyond every model", "at most 20T")
     for name in ("vocab_size", "train_context", "serve_context", "serve_batch", "tp", "multiple"):
         if getattr(b, name) > LARGEST:
             raise FieldError(name, f"{getattr(b, name):.3g}", "is beyond every model")
@@ -190,5 +190,5 @@ def _check_axes(b: Budget) -> None:
         raise FieldError("tp", b.tp, f"must divide n_head {heads}", near_divisors(heads, b.tp))
 
 
-LARGEST_MODEL = 10**15
+LARGEST_MODEL = 20 * 10**12
 LARGEST_DEPTH = 10_000

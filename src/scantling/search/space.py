@@ -68,6 +68,10 @@ class Space(Struct, frozen=True):
     multiple: int
     """Alignment of the FFN width."""
     fixed_width: int | None
+    considered: int
+    """Shapes before the limits on heads, which need no sweep."""
+    removed: dict[str, int]
+    """How many shapes each limit on heads removed."""
 
     @property
     def size(self) -> int:
@@ -130,23 +134,28 @@ def space(b: Budget) -> Space:
     structures = tuple(
         template(tied=t, vocab_size=b.vocab_size, context=context, qk_norm=b.qk_norm) for t in kinds
     )
-    rows = np.concatenate([_no_rows(), *(_attention_rows(b, width) for width in _widths(b))])
-    width = rows[:, 0]
-    d_model, d_head, n_head, n_kv_head = (np.ascontiguousarray(rows[:, i]) for i in range(4))
-    low, high = np.maximum(1, -(-width // ASPECT[1])), np.maximum(1, width // ASPECT[0])
-    if "n_layer" in b.fixed or "n_layer" in b.bounded:
-        first, last = _span(b, "n_layer", 1, 1)
-        low, high = np.full_like(width, first), np.full_like(width, last)
+    rows = np.concatenate([_attention_rows(b, width) for width in _widths(b)])
+    low, high = _depths(b, rows[:, 0])
+    shapes = (high - low + 1) * len(structures)
+    limits = _head_limits(b, rows[:, 2], rows[:, 3])
+    removed = {name: int(shapes[~mask].sum()) for name, mask in limits.items()}
+    keep = np.logical_and.reduce(list(limits.values()))
+    d_model, d_head, n_head, n_kv_head = (np.ascontiguousarray(rows[keep, i]) for i in range(4))
     return Space(
         structures=structures, d_model=d_model, d_head=d_head, n_head=n_head, n_kv_head=n_kv_head,
-        shallowest=low, deepest=high, multiple=b.multiple * b.tp, fixed_width=b.fixed.get("d_ff"),
+        shallowest=low[keep], deepest=high[keep], multiple=b.multiple * b.tp,
+        fixed_width=b.fixed.get("d_ff"), considered=int(shapes.sum()), removed=removed,
     )  # fmt: skip
 
 
-def _no_rows() -> NDArray[np.int64]:
+def _depths(b: Budget, width: Any) -> tuple[Any, Any]:
+    """First and last depth of each width: W/L in the law's range, or as the user set."""
     import numpy as np
 
-    return np.empty((0, 4), dtype=np.int64)
+    if "n_layer" in b.fixed or "n_layer" in b.bounded:
+        first, last = _span(b, "n_layer", 1, 1)
+        return np.full_like(width, first), np.full_like(width, last)
+    return np.maximum(1, -(-width // ASPECT[1])), np.maximum(1, width // ASPECT[0])
 
 
 def _span(b: Budget, axis: str, low: int, high: int) -> tuple[int, int]:
@@ -161,6 +170,9 @@ def _span(b: Budget, axis: str, low: int, high: int) -> tuple[int, int]:
 def _widths(b: Budget) -> list[int]:
     """Widths whose body of about 12 L D² at W/L from 8 to 320 meets the budget.
 
+    They are multiples of the alignment, and from 8192 up of the power of two at or below D/32,
+    a step of at most 3 %.
+
     N = 12 L D² with L = D/a gives D = (N a / 12)^(1/3); the body may be a third of the total
     where embeddings are large, so the range starts at a third of N.
     """
@@ -170,7 +182,18 @@ def _widths(b: Budget) -> list[int]:
     low, high = _span(b, "d_model", max(step, low // step * step), high)
     if "d_model" in b.fixed:
         return [low]
-    return list(range(round_up(low, step), high + 1, step))
+    widths = range(round_up(low, step), high + 1, step)
+    return [w for w in widths if w % max(step, power_of_two_below(w // 32)) == 0]
+
+
+def power_of_two_below(value: int) -> int:
+    """The largest power of two not above a number: wide models come in wider steps.
+
+    Example:
+        >>> power_of_two_below(128), power_of_two_below(300)
+        (128, 256)
+    """
+    return 1 << max(value, 1).bit_length() - 1
 
 
 def split(b: Budget) -> int:
@@ -186,33 +209,46 @@ def split(b: Budget) -> int:
 
 
 def _attention_rows(b: Budget, width: int) -> NDArray[np.int64]:
-    """All (D, h, H, K) of one width."""
+    """All (D, h, H, K) of one width: every H in its bound and every whole group H/K."""
     import numpy as np
 
-    ratio, group, least = (bounds()[k] for k in ("attention_width_ratio", "kv_group", "n_kv_head"))
+    ratio, group = bounds()["attention_width_ratio"], bounds()["kv_group"]
+    opened = "n_kv_head" in b.fixed or "n_kv_head" in b.bounded
     low_head, high_head = _span(b, "d_head", 1, 2**40)
     head_widths = [h for h in HEAD_WIDTHS if low_head <= h <= high_head]
     if "d_head" in b.fixed:
         head_widths = [b.fixed["d_head"]]
-    found = []
+    found = [np.empty((0, 4), dtype=np.int64)]
     for h in head_widths:
         low = max(1, -(-int((ratio.low or 0) * width) // h))
         low, high = _span(b, "n_head", low, int((ratio.high or 2) * width) // h)
         heads = np.arange(low, high + 1, dtype=np.int64)
-        heads = heads[heads % split(b) == 0]
-        opened = "n_kv_head" in b.fixed or "n_kv_head" in b.bounded
-        low_kv, high_kv = _span(b, "n_kv_head", int(least.low or 1), 2**40)
-        largest = int(group.high or 8) if not opened else int(heads.max(initial=1))
+        largest = int(heads.max(initial=1)) if opened else int(group.high or 8)
         for g in range(1, largest + 1):
             some = heads[heads % g == 0]
-            kv = some // g
-            keep = (kv >= low_kv) & (kv <= high_kv)
-            keep &= (kv % split(b) == 0) | (split(b) % np.maximum(kv, 1) == 0)
-            some, kv = some[keep], kv[keep]
             if len(some):
-                size = np.full_like(some, width)
-                found.append(np.stack([size, np.full_like(some, h), some, kv], axis=1))
-    return np.concatenate(found) if found else _no_rows()
+                columns = (np.full_like(some, width), np.full_like(some, h), some, some // g)
+                found.append(np.stack(columns, axis=1))
+    return np.concatenate(found)
+
+
+def _head_limits(b: Budget, n_head: Any, n_kv_head: Any) -> dict[str, Any]:
+    """The limits on heads, each with the mask of rows that keep it.
+
+    A model of fewer than four heads keeps as many KV heads as it has.
+    """
+    import numpy as np
+
+    over = split(b)
+    low, high = _span(b, "n_kv_head", int(bounds()["n_kv_head"].low or 1), 2**40)
+    asked = "n_kv_head" in b.fixed or "n_kv_head" in b.bounded
+    least = low if asked else np.minimum(low, n_head)
+    shards = (n_kv_head % over == 0) | (over % n_kv_head == 0)
+    kept = f"KV heads from {low}" + ("" if high == 2**40 else f" to {high}")
+    return {
+        f"heads split over {over}": (n_head % over == 0) & shards,
+        kept: (n_kv_head >= least) & (n_kv_head <= high),
+    }
 
 
 def unpriced(b: Budget) -> list[Axis]:
@@ -252,8 +288,12 @@ def list_legal(d_model: int, tp: int = 1, b: Budget | None = None) -> list[dict[
         ...     {k: r[k] for k in ("d_model", "d_head", "n_head", "n_kv_head")} for r in rows]
         True
     """
+    import numpy as np
+
     base = b or Budget(params=10**9, tokens=1, tp=tp, fixed={"d_model": d_model})
     rows = _attention_rows(base, d_model)
+    limits = _head_limits(base, rows[:, 2], rows[:, 3])
+    rows = rows[np.logical_and.reduce(list(limits.values()))]
     return [
         {"d_model": int(d), "d_head": int(h), "n_head": int(heads), "n_kv_head": int(kv),
          "attention_width_ratio": round(int(heads) * int(h) / int(d), 4)}

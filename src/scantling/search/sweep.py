@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+KV_LIMIT = "KV bytes per token"
 COLUMNS = ("structure", "n_layer", "d_model", "d_head", "n_head", "n_kv_head", "d_ff", "total")
 
 
@@ -40,9 +41,15 @@ class Swept(Struct, frozen=True):
 
     rows: NDArray[np.int64]
     objectives: NDArray[np.float64]
+    considered: int
+    """Shapes of the space before the limits on heads."""
     evaluated: int
+    """Shapes priced."""
     feasible: int
     removed: dict[str, int]
+    """How many shapes each limit removed; one shape can break several."""
+    least: dict[str, float]
+    """For each limit on a cost, the least that a shape keeping the other limits needs."""
     closest: list[dict[str, Any]]
 
 
@@ -83,7 +90,7 @@ def feasibility(p: Priced, b: Budget) -> dict[str, NDArray[np.bool_]]:
         small = table <= TIE_ABOVE * b.params
         found["tying rule"] = ~small if p.spec.tied else small
     if b.kv_bytes_per_token is not None:
-        found["KV bytes per token"] = p.kv_bytes_per_token <= b.kv_bytes_per_token
+        found[KV_LIMIT] = p.kv_bytes_per_token <= b.kv_bytes_per_token
     return found
 
 
@@ -121,30 +128,50 @@ def sweep(
 
     rows = np.empty((0, len(COLUMNS)), dtype=np.int64)
     values = np.empty((0, 4))
-    removed: dict[str, int] = {}
+    tally = Tally(dict(space.removed), {}, [])
     feasible = evaluated = 0
-    nearest: list[tuple[float, dict[str, Any]]] = []
     for index, columns in space.chunks(chunk):
         priced = price(columns, b, space.multiple, space.fixed_width)
         n = len(priced.counted.total)  # type: ignore[arg-type]
         evaluated += n
-        keep = np.ones(n, dtype=bool)
-        for name, mask in feasibility(priced, b).items():
-            removed[name] = removed.get(name, 0) + int(n - np.count_nonzero(mask))
-            keep &= mask
-        _note_closest(nearest, priced, b)
+        masks_ = feasibility(priced, b)
+        for name, mask in masks_.items():
+            tally.remove(name, mask)
+        keep = np.logical_and.reduce(list(masks_.values()))
+        _note_closest(tally, priced, masks_, b)
         if keep.any():
-            new_rows, new_values = _survivors(priced, keep, index, b, removed)
+            new_rows, new_values = _survivors(priced, keep, index, b, tally)
             feasible += len(new_rows)
             rows, values = fold(rows, values, new_rows, new_values)
         if progress is not None:
             progress(n)
-    nearest.sort(key=lambda pair: pair[0])
-    return Swept(rows, values, evaluated, feasible, removed, [shape for _, shape in nearest[:3]])
+    closest = [shape for _, shape in tally.closest]
+    return Swept(
+        rows, values, space.considered, evaluated, feasible, tally.removed, tally.least, closest
+    )
+
+
+class Tally(Struct):
+    """What a sweep keeps count of beside its front."""
+
+    removed: dict[str, int]
+    least: dict[str, float]
+    """Per limit, the least that any shape keeping the limits before it needs."""
+    closest: list[tuple[float, dict[str, Any]]]
+
+    def remove(self, name: str, mask: NDArray[np.bool_]) -> None:
+        """Count the shapes a limit removes."""
+        self.removed[name] = self.removed.get(name, 0) + int(mask.size - mask.sum())
+
+    def need(self, name: str, values: NDArray[np.float64]) -> None:
+        """Note the least of what a limit bounds."""
+        if len(values):
+            least = float(values.min())
+            self.least[name] = min(self.least.get(name, least), least)
 
 
 def _survivors(
-    p: Priced, keep: NDArray[np.bool_], index: int, b: Budget, removed: dict[str, int]
+    p: Priced, keep: NDArray[np.bool_], index: int, b: Budget, tally: Tally
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """Time the shapes that keep every cheap limit, and drop those too slow."""
     import numpy as np
@@ -161,9 +188,9 @@ def _survivors(
         ("time per token", found["decode_s"], b.tpot_s),
     ):
         if limit is not None:
-            late = value > limit
-            removed[name] = removed.get(name, 0) + int(np.count_nonzero(late))
-            slow |= late
+            tally.need(name, value)
+            tally.remove(name, value <= limit)
+            slow |= value > limit
     columns = [np.full(len(slow), index), *(getattr(few, k) for k in COLUMNS[1:-1])]
     rows = np.stack([*np.broadcast_arrays(*columns), again.counted.total], axis=1).astype(np.int64)
     values = np.stack([np.asarray(found[k], dtype=float) for k in found], axis=1)
@@ -174,15 +201,18 @@ def _take(column: Any, keep: NDArray[np.bool_]) -> Any:
     return column[keep] if hasattr(column, "dtype") else column
 
 
-def _note_closest(nearest: list[tuple[float, dict[str, Any]]], p: Priced, b: Budget) -> None:
-    """Remember the shape of a chunk whose size is nearest, for when nothing is feasible."""
+def _note_closest(tally: Tally, p: Priced, masks_: dict[str, NDArray[np.bool_]], b: Budget) -> None:
+    """Remember the shapes nearest in size, and the least cache, for when nothing is feasible."""
     import numpy as np
 
+    if KV_LIMIT in masks_:
+        others = np.logical_and.reduce([m for name, m in masks_.items() if name != KV_LIMIT])
+        tally.need(KV_LIMIT, p.kv_bytes_per_token[others])
     distance = np.abs(p.counted.total / b.params - 1)
     at = int(np.argmin(distance))
     dims = {k: getattr(p.spec, k) for k in COLUMNS[1:-1]}
     shape = {k: int(v[at]) if hasattr(v, "dtype") else int(v) for k, v in dims.items()}
     shape["total"] = int(p.counted.total[at])  # type: ignore[index]
-    nearest.append((float(distance[at]), {**shape, "tied": p.spec.tied}))
-    nearest.sort(key=lambda pair: pair[0])
-    del nearest[3:]
+    tally.closest.append((float(distance[at]), {**shape, "tied": p.spec.tied}))
+    tally.closest.sort(key=lambda pair: pair[0])
+    del tally.closest[3:]

@@ -30,6 +30,8 @@ class ModelType(Struct, frozen=True):
     spelled: dict[str, list[str]] = {}
     expressions: dict[str, str] = {}
     write: dict[str, str] = {}
+    requires: str = "True"
+    """What the class of this type refuses to be without, beyond what a spec needs."""
 
     def spellings(self, key: str) -> list[str]:
         """How a key may be written, the usual way first."""
@@ -65,6 +67,7 @@ def model_types() -> dict[str, ModelType]:
         fixed = {
             "text": own.pop("text", None), "architecture": own.pop("class", ""),
             "spelled": own.pop("spelled", {}), "write": {**table["write"], **own.pop("write", {})},
+            "requires": own.pop("requires", "True"),
         }  # fmt: skip
         unknown = set(own) - set(table["decoder"])
         assert not unknown, f"{name}: {unknown} are no fields of [decoder]"
@@ -117,9 +120,11 @@ def read(config: dict[str, Any]) -> Imported:
         if kinds()[key] in {"size", "depth"} and default is not None and key in SHAPE_KEYS:
             notes.append(f"assumed: {key} is not given, the class default is {default}")
     notes += _without_effect(config, kind)
-    fields = _evaluate(kind, values)
+    fields = _evaluate(kind, values, {k for k in kind.keys if config.get(k, 0) is None})
     _check_lists(fields, values, notes)
     spec = _framed(kind, fields)
+    if not evaluate(kind.requires, values):
+        notes.append(f"the class of {kind.name} itself refuses this: it needs {kind.requires}")
     return Imported(spec, kind.name, tuple(notes), fields.n_mtp)
 
 
@@ -246,14 +251,15 @@ def _without_effect(config: dict[str, Any], kind: ModelType) -> list[str]:
     return notes
 
 
-def _evaluate(kind: ModelType, values: dict[str, Any]) -> Fields:
+def _evaluate(kind: ModelType, values: dict[str, Any], null: set[str]) -> Fields:
     found = {}
     for field, text in kind.expressions.items():
         try:
             found[field] = evaluate(text, values)
         except (TypeError, IndexError, ZeroDivisionError) as error:
             names = sorted(parse(text)[1])
-            wrong = [k for k in names if values.get(k) is None] or names
+            none = [k for k in names if values.get(k) is None]
+            wrong = [k for k in names if k in null] or none or names
             what = "must not be null" if values.get(wrong[0]) is None else f"is unusable: {error}"
             raise FieldError(kind.spellings(wrong[0])[0], None, what) from None
     try:
@@ -304,7 +310,9 @@ def _framed(kind: ModelType, fields: Fields) -> Spec:
         key = next((k for k, text in kind.write.items() if text == field and k in kind.keys), None)
         if key is None:
             raise
-        raise FieldError(kind.spellings(key)[0], error.value, error.rule, error.hint) from None
+        own = {text: kind.spellings(k)[0] for k, text in kind.write.items() if k in kind.keys}
+        rule = " ".join(own.get(word, word) for word in error.rule.split())
+        raise FieldError(kind.spellings(key)[0], error.value, rule, error.hint) from None
 
 
 WRITE_ORDER = (
@@ -364,5 +372,8 @@ def _write_as(kind: ModelType, fields: Fields) -> dict[str, Any] | None:
         if kinds()[key] == "real" and value is not None and float(value).is_integer():
             value = float(value)
         config[kind.spellings(key)[0]] = value
+    keys = {key: config.get(kind.spellings(key)[0]) for key in kind.keys}
+    if not evaluate(kind.requires, keys):
+        return None
     config["torch_dtype"] = "bfloat16"
     return config

@@ -1,0 +1,972 @@
+"""Counts are exact: the real class on the meta device, public totals and worked numbers agree.
+
+Three kinds of truth. The table of counted configs beside the project (skipped where that folder is
+absent), the classes of transformers built here from small shapes (marker ``oracle``), and numbers
+that were published or can be worked out by hand.
+"""
+
+from __future__ import annotations
+
+import csv
+import functools
+import json
+import math
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scantling import catalog
+from scantling.costs.count import flops, forward_flops, kv_cache, parameters
+from scantling.errors import UnknownNameError
+from scantling.formats import hf
+from scantling.ops import PARTS, operators, tensors, visible_pairs
+from scantling.spec import (
+    Block,
+    Branch,
+    Dense,
+    Full,
+    GroupedAttention,
+    LatentAttention,
+    Layer,
+    LinearAttention,
+    Mixer,
+    Norm,
+    Rope,
+    Run,
+    Spec,
+    Stack,
+    Workload,
+    vary,
+)
+
+SHARED = Path(__file__).parents[2] / "shared"
+CONFIGS = SHARED / "data" / "configs"
+TABLE = SHARED / "data" / "configs_truth.csv"
+CASES = SHARED / "cases"
+
+COLUMNS = {
+    "embedding": "embedding_params",
+    "lm_head": "lm_head_params",
+    "attention": "attention_params",
+    "mixer": "ssm_params",
+    "ffn": "mlp_params",
+    "shared_experts": "shared_expert_params",
+    "experts": "expert_params",
+    "router": "router_params",
+    "norm": "norm_params",
+    "other": "other_params",
+}
+"""Part of ours, column of the truth table; the parts sum to the total."""
+
+RUNS_EVERY_EXPERT = {"llama4", "llama4_text"}
+"""Types whose class multiplies with all experts and then weighs them: its FLOPs are no model's."""
+
+
+# ---------------------------------------------------------------- the table of counted configs
+
+
+def truth() -> list[Any]:
+    """The rows whose type we read, as parameters; one skipped stand-in where there is no table."""
+    if not TABLE.exists():
+        reason = f"{TABLE} is not here: the counted configs are kept beside the project"
+        return [pytest.param({}, marks=pytest.mark.skip(reason=reason), id="no-table")]
+    with TABLE.open(encoding="utf-8") as file:
+        rows = [row for row in csv.DictReader(file) if row["model_type"] in hf.model_types()]
+    return [pytest.param(row, id=row["name"]) for row in rows]
+
+
+def number(text: str) -> int | None:
+    return int(float(text)) if text else None
+
+
+@functools.cache
+def shared_spec(name: str) -> Spec:
+    return hf.read(json.loads((CONFIGS / f"{name}.json").read_text("utf-8"))).spec
+
+
+@pytest.mark.parametrize("row", truth())
+def test_the_count_of_a_real_config_is_the_count_of_its_class(row):
+    """Total, active, buffers and all ten parts, to the unit."""
+    counted = parameters(shared_spec(row["name"]))
+    assert set(counted.by_part) == set(PARTS) == set(COLUMNS)
+    assert counted.by_part == {part: number(row[column]) for part, column in COLUMNS.items()}
+    assert counted.total == number(row["total_params"])
+    assert counted.active == number(row["active_params"])
+    assert counted.buffers == number(row["buffer_elems_persistent"])
+
+
+@pytest.mark.parametrize("row", truth())
+def test_the_flops_of_a_real_config_are_what_the_counter_measured_on_its_class(row):
+    """At 128 tokens, and at 2048 where the table has it; eager attention, top-k experts only."""
+    measured = {128: number(row["flops_fwd_seq128"]), 2048: number(row["flops_fwd_seq2048"])}
+    spec = shared_spec(row["name"])
+    for context, expected in measured.items():
+        if expected is None:
+            continue
+        ours = flops(spec, context=context).forward
+        if row["model_type"] in RUNS_EVERY_EXPERT:
+            dense = vary(spec, top_k=int(spec.read("n_expert")))
+            assert flops(dense, context=context).forward == expected
+            assert ours < expected
+        else:
+            assert ours == expected
+
+
+def test_the_table_covers_the_types_we_read():
+    """Every type of ours but the two spellings of a multimodal's text part has a counted config."""
+    if not TABLE.exists():
+        pytest.skip(f"{TABLE} is not here: the counted configs are kept beside the project")
+    with TABLE.open(encoding="utf-8") as file:
+        seen = {row["model_type"] for row in csv.DictReader(file)}
+    assert set(hf.model_types()) - seen == {"gemma3", "llama4_text"}
+
+
+# ---------------------------------------------------------------- the real classes, small
+
+DEPTH = 5
+SIXTH = {"sliding_attention": "sliding_attention", "full_attention": "full_attention"}
+LOCAL, GLOBAL, CHUNKED = "sliding_attention", "full_attention", "chunked_attention"
+MIXED = [LOCAL, GLOBAL, GLOBAL, LOCAL, GLOBAL]
+
+SWITCHES: dict[str, list[dict[str, Any]]] = {
+    "gpt2": [{"n_inner": 40}, {"n_positions": 31}],
+    "gpt_neox": [{"use_parallel_residual": False}, {"attention_bias": False}],
+    "opt": [
+        {"word_embed_proj_dim": 12},
+        {"word_embed_proj_dim": 12, "tie_word_embeddings": False},
+        {"do_layer_norm_before": False},
+        {"_remove_final_layer_norm": True},
+        {"enable_bias": False},
+        {"layer_norm_elementwise_affine": False},
+    ],
+    "bloom": [],
+    "falcon": [
+        {"multi_query": False},
+        {"new_decoder_architecture": True, "num_kv_heads": 2},
+        {"new_decoder_architecture": True, "num_kv_heads": None},
+        {"new_decoder_architecture": True, "num_kv_heads": 2, "num_ln_in_parallel_attn": 1},
+        {"num_ln_in_parallel_attn": 2},
+        {"parallel_attn": False},
+        {"parallel_attn": False, "multi_query": False, "bias": True, "alibi": True},
+        {"ffn_hidden_size": 56},
+    ],
+    "mpt": [],
+    "gptj": [{"n_inner": 40}, {"rotary_dim": 8}],
+    "phi": [{"qk_layernorm": True}],
+    "llama": [
+        {"attention_bias": True},
+        {"mlp_bias": True},
+        {"attention_bias": True, "mlp_bias": True, "head_dim": 24, "num_key_value_heads": 1},
+    ],
+    "mistral": [{"sliding_window": None}],
+    "phi3": [{"sliding_window": 8}],
+    "qwen2": [
+        {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 2},
+        {"use_sliding_window": True, "sliding_window": 8, "layer_types": MIXED},
+        {"use_sliding_window": False, "sliding_window": 8, "max_window_layers": 2},
+    ],
+    "qwen3": [
+        {"attention_bias": True},
+        {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 3},
+        {"use_sliding_window": True, "sliding_window": 8, "layer_types": MIXED},
+    ],
+    "smollm3": [
+        {"attention_bias": True},
+        {"mlp_bias": True},
+        {"no_rope_layer_interval": 2},
+        {"no_rope_layers": [1, 0, 0, 1, 1]},
+        {"use_sliding_window": True, "sliding_window": 8},
+    ],
+    "granite": [
+        {"attention_bias": True},
+        {"mlp_bias": True},
+        {"embedding_multiplier": 12.0, "logits_scaling": 8.0, "residual_multiplier": 0.22},
+    ],
+    "olmo": [{"attention_bias": True}],
+    "olmo2": [{"attention_bias": True}],
+    "cohere": [{"attention_bias": True}, {"use_qk_norm": True}],
+    "stablelm": [
+        {"use_qkv_bias": True},
+        {"qk_layernorm": True},
+        {"use_parallel_residual": True},
+        {"use_parallel_residual": True, "qk_layernorm": True, "use_qkv_bias": True},
+    ],
+    "starcoder2": [{"use_bias": False}, {"sliding_window": 8}],
+    "glm4": [{"attention_bias": False}],
+    "nemotron": [{"attention_bias": True}, {"mlp_bias": True}],
+    "gemma": [{"attention_bias": True}],
+    "gemma2": [{"attention_bias": True}, {"layer_types": MIXED}],
+    "gemma3_text": [
+        {"attention_bias": True},
+        {"sliding_window_pattern": 2},
+        {"layer_types": MIXED},
+    ],
+    "mixtral": [{"num_experts_per_tok": 1}, {"sliding_window": 8}],
+    "qwen2_moe": [
+        {"qkv_bias": False},
+        {"decoder_sparse_step": 2},
+        {"mlp_only_layers": [0, 3]},
+        {"mlp_only_layers": [1], "decoder_sparse_step": 2},
+        {"num_experts": 0},
+        {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 3},
+    ],
+    "qwen3_moe": [
+        {"attention_bias": True},
+        {"decoder_sparse_step": 2},
+        {"mlp_only_layers": [0, 3]},
+        {"mlp_only_layers": [1], "decoder_sparse_step": 2},
+        {"num_experts": 0},
+        {"use_sliding_window": True, "sliding_window": 8},
+    ],
+    "olmoe": [{"attention_bias": True}, {"num_experts_per_tok": 1}],
+    "gpt_oss": [{"attention_bias": False}, {"layer_types": MIXED}],
+    "llama4_text": [
+        {"attention_bias": True},
+        {"interleave_moe_layer_step": 2},
+        {"moe_layers": [0, 3]},
+        {"moe_layers": []},
+        {"no_rope_layers": [1, 0, 0, 1, 1]},
+        {"no_rope_layer_interval": 2},
+        {"attention_chunk_size": None},
+        {"layer_types": [CHUNKED, GLOBAL, CHUNKED, CHUNKED, GLOBAL]},
+    ],
+    "deepseek_v2": [
+        {"q_lora_rank": None},
+        {"q_lora_rank": None, "attention_bias": True},
+        {"attention_bias": True},
+        {"mlp_bias": True, "first_k_dense_replace": DEPTH},
+        {"first_k_dense_replace": 0},
+        {"first_k_dense_replace": 2, "n_shared_experts": 3},
+        {"n_shared_experts": None},
+    ],
+    "deepseek_v3": [
+        {"q_lora_rank": None},
+        {"q_lora_rank": None, "attention_bias": True},
+        {"attention_bias": True},
+        {"first_k_dense_replace": 0},
+        {"first_k_dense_replace": DEPTH},
+        {"first_k_dense_replace": 2, "n_shared_experts": 3},
+        {"n_group": 2, "topk_group": 1},
+    ],
+}
+"""Beside the plain shape, tied and untied, MHA, MQA and a free head width: what flips structure."""
+
+NO_FREE_HEAD = {
+    "olmoe": "the class norms q over hidden_size whatever head_dim says, and then cannot run",
+}
+
+
+def texts() -> list[hf.ModelType]:
+    return [kind for kind in hf.model_types().values() if kind.text is None]
+
+
+def variants() -> list[Any]:
+    found = []
+    for kind in texts():
+        common: list[dict[str, Any]] = [
+            {},
+            {"tie_word_embeddings": not kind.keys["tie_word_embeddings"]},
+        ]
+        if "num_key_value_heads" in kind.keys:
+            common += [{"num_key_value_heads": 1}, {"num_key_value_heads": 4}]
+        if "head_dim" in kind.keys and kind.name not in NO_FREE_HEAD:
+            common.append({"head_dim": 40})
+        for i, flipped in enumerate(common + SWITCHES[kind.name]):
+            words = ",".join(f"{k}={v}" for k, v in flipped.items()).replace(" ", "")
+            name = f"{kind.name}-{words or 'plain'}"
+            found.append(pytest.param(small(kind, i) | flipped, id=name))
+    return found
+
+
+def small(kind: hf.ModelType, seed: int) -> dict[str, Any]:
+    """A small config with widths drawn from a seed; 4 heads, 5 layers."""
+    draw = random.Random(f"{kind.name} {seed}")
+    head = 8 * draw.randint(1, 3)
+    n_expert = draw.choice((4, 6, 8))
+    sizes = {
+        "hidden_size": 4 * head,
+        "num_hidden_layers": DEPTH,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "intermediate_size": draw.randint(30, 90),
+        "intermediate_size_mlp": draw.randint(30, 90),
+        "moe_intermediate_size": draw.randint(10, 40),
+        "shared_expert_intermediate_size": draw.randint(10, 40),
+        "vocab_size": draw.randint(60, 200),
+        "max_position_embeddings": draw.randint(40, 90),
+        "num_local_experts": n_expert,
+        "n_routed_experts": n_expert,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": draw.randint(1, 2),
+        "n_group": 1,
+        "topk_group": 1,
+        "first_k_dense_replace": 1,
+        "kv_lora_rank": draw.randint(5, 20),
+        "q_lora_rank": draw.randint(5, 20),
+        "qk_nope_head_dim": draw.randint(5, 12),
+        "qk_rope_head_dim": 2 * draw.randint(2, 4),
+        "v_head_dim": draw.randint(5, 12),
+    }
+    config: dict[str, Any] = {"model_type": kind.name}
+    for key, default in kind.keys.items():
+        if key in sizes and (default is not None or key not in {"intermediate_size"}):
+            config[kind.spellings(key)[0]] = sizes[key]
+    return config
+
+
+def build(config: dict[str, Any], device: str = "meta") -> Any:
+    """The real class of a config; on the meta device it has shapes and no weights."""
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    ids = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    rest = {k: v for k, v in config.items() if k not in {"model_type", "architectures"}}
+    settings = transformers.AutoConfig.for_model(config["model_type"], **ids | rest)
+    settings._attn_implementation = "eager"
+    with torch.device(device):
+        if config["model_type"] == "llama4_text":
+            return transformers.Llama4ForCausalLM(settings)
+        return transformers.AutoModelForCausalLM.from_config(settings)
+
+
+def unique(model: Any) -> int:
+    """Parameters of a class, a tied one once."""
+    return sum(p.numel() for p in model.parameters())
+
+
+def persistent(model: Any) -> int:
+    """Elements in the checkpoint that are no parameters."""
+    known = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    return sum(t.numel() for name, t in model.state_dict().items() if name not in known)
+
+
+def experts(model: Any) -> int:
+    """Elements of routed experts."""
+    return sum(p.numel() for name, p in model.named_parameters() if ".experts." in name)
+
+
+def head(model: Any) -> int:
+    """Elements the head adds: its matrix unless that is the embedding's, and its bias."""
+    table = model.get_input_embeddings().weight
+    return sum(p.numel() for p in model.get_output_embeddings().parameters() if p is not table)
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("config", variants())
+def test_the_count_of_a_spec_is_the_count_of_the_same_model_on_the_meta_device(config):
+    """Unique parameters, persistent buffers, the head, and what a token uses of the experts."""
+    model = build(config)
+    spec = hf.read(config).spec
+    counted = parameters(spec)
+    assert counted.total == unique(model)
+    assert counted.buffers == persistent(model)
+    assert counted.lm_head == head(model)
+    routed = experts(model)
+    used = 0
+    if routed:
+        used = routed * int(spec.read("top_k")) // int(spec.read("n_expert"))
+    assert counted.by_part["experts"] == routed
+    assert counted.active == unique(model) - routed + used
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("config", variants())
+def test_flops_are_what_the_counter_sees_when_the_real_class_runs(config):
+    """Eager attention over 24 tokens on the CPU; each token runs its top-k experts."""
+    torch = pytest.importorskip("torch")
+    from torch.utils.flop_counter import FlopCounterMode
+
+    model = build(config, "cpu").eval()
+    spec = hf.read(config).spec
+    if config["model_type"] in RUNS_EVERY_EXPERT and experts(model):
+        spec = vary(spec, top_k=int(spec.read("n_expert")))
+    elif experts(model):
+        model.set_experts_implementation("batched_mm")
+    tokens = torch.arange(24)[None] % 50
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model(tokens, use_cache=False)
+    assert flops(spec, context=24).forward == counter.get_total_flops()
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("config", variants())
+def test_windows_and_rotation_stand_in_the_layers_where_the_class_has_them(config):
+    """The class lists them as ``layer_types`` and ``no_rope_layers``."""
+    settings = build(config).config
+    spec = hf.read(config).spec
+    layers = [mixer(spec.decoder.kind(name)) for name in spec.decoder.expand()]
+    if getattr(settings, "layer_types", None) is not None:
+        local = [kind != GLOBAL for kind in settings.layer_types]
+        assert [not isinstance(m.span, Full) for m in layers] == local
+    if getattr(settings, "no_rope_layers", None) is not None:
+        rotated = [isinstance(m.position, Rope) for m in layers]
+        assert rotated == [bool(flag) for flag in settings.no_rope_layers]
+
+
+def mixer(layer: Layer) -> GroupedAttention | LatentAttention:
+    module = layer.blocks[0].branches[0].module
+    assert isinstance(module, GroupedAttention | LatentAttention)
+    return module
+
+
+@pytest.mark.oracle
+def test_llama_4_runs_every_expert_and_we_count_the_chosen():
+    """The class multiplies all tokens with all experts and scales by the router's weights.
+
+    Ours is smaller by 2 × tokens × layers × (E − k) × 3 D F, what the idle experts would cost.
+    """
+    kind = hf.model_type("llama4_text")
+    spec = hf.read(small(kind, 0)).spec
+    E, k, F = (int(spec.read(f)) for f in ("n_expert", "top_k", "d_expert"))
+    idle = 2 * 24 * DEPTH * (E - k) * 3 * int(spec.d_model) * F
+    dense = flops(vary(spec, top_k=E), context=24).forward
+    assert dense - flops(spec, context=24).forward == idle
+
+
+# ---------------------------------------------------------------- defaults
+
+RESOLVED = {
+    "num_key_value_heads": "null means as many as query heads; the class writes them out",
+    "num_kv_heads": "falcon: the same",
+    "head_dim": "null means hidden_size / num_attention_heads; the class writes it out",
+    "intermediate_size": "falcon: null means 4 × hidden_size",
+    "word_embed_proj_dim": "opt: null means hidden_size",
+    "layer_types": "null is filled in layer by layer; compared as layers in a test above",
+    "no_rope_layers": "null is filled in from no_rope_layer_interval",
+    "moe_layers": "null is filled in from interleave_moe_layer_step",
+}
+"""Keys whose null the class replaces when it is made, and with what."""
+
+GETATTR = {
+    "head_dim": "no field of these classes; the modelling code reads it when a config has it",
+    "max_position_embeddings": "bloom has no limit (ALiBi); old files call it seq_length",
+}
+"""Keys a class has no field for: null with us."""
+
+
+def resolved(key: str, settings: Any) -> Any:
+    """What a class makes of null."""
+    n = settings.num_hidden_layers
+    if key in {"num_key_value_heads", "num_kv_heads"}:
+        return settings.num_attention_heads
+    if key == "head_dim":
+        return settings.hidden_size // settings.num_attention_heads
+    if key == "intermediate_size":
+        return 4 * settings.hidden_size
+    if key == "word_embed_proj_dim":
+        return settings.hidden_size
+    if key == "no_rope_layers":
+        return [int((i + 1) % settings.no_rope_layer_interval != 0) for i in range(n)]
+    if key == "moe_layers":
+        step = settings.interleave_moe_layer_step
+        return list(range(step - 1, n, step))
+    return settings.layer_types
+
+
+def rope_values(settings: Any) -> dict[str, Any]:
+    """The rotary keys in their classic spelling; the class nests them in ``rope_parameters``."""
+    nested = getattr(settings, "rope_parameters", None) or {}
+    found: dict[str, Any] = {}
+    if GLOBAL in nested:
+        found["rope_local_base_freq"] = nested[LOCAL]["rope_theta"]
+        nested = nested[GLOBAL]
+    rest = {k: v for k, v in nested.items() if k not in {"rope_theta", "partial_rotary_factor"}}
+    found |= {k: v for k, v in nested.items() if k not in rest}
+    found["rope_scaling"] = None if rest.get("rope_type", "default") == "default" else rest
+    return found
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("kind", texts(), ids=lambda kind: kind.name)
+def test_each_default_of_the_table_is_the_default_of_the_class(kind):
+    """A key that a config leaves out gets what the class would give it."""
+    transformers = pytest.importorskip("transformers")
+    settings = transformers.AutoConfig.for_model(kind.name)
+    ropes = rope_values(settings)
+    for key, ours in kind.keys.items():
+        spelled = [s for s in kind.spellings(key) if hasattr(settings, s)]
+        if key in ropes:
+            assert ours == ropes[key], key
+        elif not spelled:
+            assert ours is None, f"{key} is no field of the class"
+            assert key in GETATTR, key
+        elif ours is None and getattr(settings, spelled[0]) is not None:
+            assert key in RESOLVED, key
+            assert getattr(settings, spelled[0]) == resolved(key, settings), key
+        else:
+            assert ours == getattr(settings, spelled[0]), key
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("kind", texts(), ids=lambda kind: kind.name)
+def test_a_config_that_says_nothing_counts_as_the_class_without_arguments(kind):
+    """Only deepseek_v2 has a default that is no model: no number of experts per token."""
+    config: dict[str, Any] = {"model_type": kind.name}
+    if kind.name == "deepseek_v2":
+        config["num_experts_per_tok"] = 6
+    assert parameters(hf.read(config).spec).total == unique(build(config))
+
+
+# ---------------------------------------------------------------- the catalogue
+
+
+@pytest.mark.parametrize("name", sorted(catalog.named()))
+def test_a_model_of_the_catalogue_counts_exactly_its_parameters(name):
+    entry = catalog.named()[name]
+    assert parameters(catalog.model(name)).total == entry.parameters
+
+
+SAMPLE = (
+    "gpt2-xl", "opt-350m", "bloom-560m", "falcon-40b", "gemma-2-9b", "gemma-3-12b", "qwen2.5-7b",
+    "qwen3-0.6b", "phi-4", "command-r-plus-104b", "stablelm-2-12b", "gpt-oss-20b",
+    "deepseek-v2-lite", "llama-4-scout",
+)  # fmt: skip
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("name", SAMPLE)
+def test_the_count_in_the_catalogue_is_that_of_the_real_class(name):
+    entry = catalog.named()[name]
+    assert unique(build(entry.config)) == entry.parameters
+
+
+# ---------------------------------------------------------------- worked numbers
+
+PUBLISHED = {
+    "llama-3.1-8b": (8_030_261_248, 8_030_261_248, 0),  # hub, safetensors metadata
+    "mixtral-8x7b": (46_702_792_704, 12_879_925_248, 0),  # hub; case pa-06
+    "deepseek-v3": (671_026_404_352, 37_552_282_624, 14_848),  # case pa-08; 58 × 256 buffers
+    "gpt2": (124_439_808, 124_439_808, 0),  # case pa-01
+}
+
+
+@pytest.mark.parametrize(("name", "expected"), PUBLISHED.items())
+def test_a_famous_model_has_its_published_number_of_parameters(name, expected):
+    """Total, active per token, and buffers beside them in the checkpoint."""
+    counted = parameters(catalog.model(name))
+    assert (counted.total, counted.active, counted.buffers) == expected
+
+
+def test_qwen3_30b_a3b_is_30_5_billion():
+    """The model card says 30.5B in total; the hub's weight metadata 30,532,122,624."""
+    assert parameters(catalog.model("qwen3-30b-a3b")).total == 30_532_122_624
+
+
+def test_llama_3_1_8b_by_hand():
+    """D 4096, L 32, H 32, K 8, h 128, F 14336, V 128256, untied, two norms a layer and one more."""
+    D, L, H, K, h, F, V = 4096, 32, 32, 8, 128, 14336, 128256
+    counted = parameters(catalog.model("llama-3.1-8b"))
+    assert counted.embedding == counted.lm_head == V * D
+    assert counted.by_part["attention"] == L * (2 * D * H * h + 2 * D * K * h)
+    assert counted.by_part["ffn"] == L * 3 * D * F
+    assert counted.by_part["norm"] == (2 * L + 1) * D
+    assert counted.body == counted.total - 2 * V * D
+
+
+def test_gpt2_by_hand():
+    """12 D² L of matrices, 13 D L of biases and norms, a final norm, tokens and positions."""
+    D, L, V, S = 768, 12, 50257, 1024
+    counted = parameters(catalog.model("gpt2"))
+    assert counted.total == 12 * D * D * L + 13 * D * L + 2 * D + (V + S) * D
+    assert counted.lm_head == 0
+
+
+def test_deepseek_v3_keeps_576_numbers_a_token_and_layer():
+    """61 layers × (512 + 64) × 2 bytes; the context does not change the growth (case kv-06)."""
+    assert kv_cache(catalog.model("deepseek-v3"), kv_dtype="bf16").bytes_per_token == 70_272
+    assert kv_cache(catalog.model("deepseek-v3"), context=1000).bytes == 70_272_000
+
+
+def test_grouped_queries_save_llama_3_70b_eight_times_the_cache():
+    """2 × L 80 × K 8 × h 128 × 2 bytes × 8192 tokens: 2.68 GB against 21.5 GB with 64 KV heads."""
+    spec = catalog.model("llama-3-70b")
+    grouped = 2 * 80 * 8 * 128 * 2 * 8192
+    assert kv_cache(spec, context=8192).bytes == grouped == 2_684_354_560
+    assert kv_cache(vary(spec, n_kv_head=64), context=8192).bytes == 8 * grouped
+
+
+def test_gpt_oss_20b_needs_half_of_what_an_engine_with_one_page_size_reserves():
+    """12 layers keep 8192 tokens and 12 keep 128; alvarobartt/hf-mem PR 70, case kv-10."""
+    cache = kv_cache(catalog.model("gpt-oss-20b"), batch=32, context=8192)
+    token = 2 * 8 * 64 * 2
+    assert cache.bytes == 32 * 12 * token * (8192 + 128) == 6.09375 * 2**30
+    assert cache.allocated_bytes == 32 * 24 * token * 8192 == 12 * 2**30
+
+
+def test_five_of_six_layers_of_gemma_3_keep_only_their_window():
+    """Gemma 3 27B at 131,072 tokens: 52 layers of 1,024 tokens and 10 of all (case kv-12)."""
+    cache = kv_cache(catalog.model("gemma-3-27b"), context=131_072)
+    token = 2 * 16 * 128 * 2
+    assert cache.bytes == token * (52 * 1024 + 10 * 131_072) == 10.40625 * 2**30
+    assert cache.allocated_bytes == token * 62 * 131_072 == 62 * 2**30
+
+
+def test_inside_its_window_a_layer_keeps_every_token():
+    """Up to the window the windowed layers grow like the others; beyond it they stop."""
+    spec = catalog.model("gemma-3-27b")
+    per_token = kv_cache(spec).bytes_per_token
+    assert kv_cache(spec, context=1024).bytes == 1024 * per_token
+    assert kv_cache(spec, context=1025).bytes - 1024 * per_token == per_token * 10 // 62
+
+
+# ---------------------------------------------------------------- cases met in public
+
+
+def case(name: str) -> dict[str, Any]:
+    """One case by its id."""
+    found = sorted(CASES.glob(f"{name}-*.json"))
+    if not found:
+        pytest.skip(f"{CASES} is not here: the cases are kept beside the project")
+    return json.loads(found[0].read_text("utf-8"))  # type: ignore[no-any-return]
+
+
+def holds(one: dict[str, Any], **answers: Any) -> None:
+    """Each answer is the case's, and every required number that we can give was given."""
+    for key, found in answers.items():
+        wanted = one["expected"][key]
+        if isinstance(wanted, dict):
+            assert math.isclose(found, wanted["value"], rel_tol=wanted["rtol"]), key
+        else:
+            assert found == wanted, key
+
+
+def read(config: dict[str, Any]) -> Spec:
+    """The spec of a case's config; a pattern told in words is the class's own."""
+    told = {k: v for k, v in config.items() if not (k == "layer_types" and isinstance(v, str))}
+    return hf.read(told).spec
+
+
+def decoder(d_model: int, layers: dict[str, tuple[Mixer, int]]) -> Spec:
+    """A decoder of named layers with a mixer each, for cases that give only a cache's shape."""
+    kinds = tuple(
+        Layer(name, (Block((Branch(module),)), Block((Branch(Dense(d_model)),))))
+        for name, (module, _) in layers.items()
+    )
+    runs = tuple(Run((name,), n) for name, (_, n) in layers.items())
+    return Spec(d_model=d_model, vocab_size=1000, decoder=Stack(kinds, runs))
+
+
+Q8_0 = 34 / 32
+"""Bytes of an element in llama.cpp's q8_0: 32 of them and a 2-byte scale."""
+
+
+def elements(spec: Spec, context: int) -> float:
+    """Numbers in the growing cache of one sequence."""
+    cache = kv_cache(spec, context=context, kv_dtype="bf16")
+    return (cache.bytes - cache.state_bytes) / 2
+
+
+def test_case_kv_01_half_the_bytes_half_the_cache():
+    one = case("kv-01")
+    a = one["input"]["arch"]
+    attention = GroupedAttention(a["n_heads"], a["n_kv_heads"], a["head_dim"])
+    spec = decoder(a["d_model"], {"layer": (attention, a["n_layers"])})
+    mib = {
+        dtype: kv_cache(spec, context=one["input"]["ctx"], kv_dtype=dtype).bytes / 2**20
+        for dtype in ("fp16", "fp32")
+    }
+    holds(one, f16=mib["fp16"], f32=mib["fp32"])
+
+
+def test_case_kv_02_the_latent_cache_in_q8_0():
+    one = case("kv-02")
+    spec = read(one["input"]["hf_config"])
+    holds(one, kv=elements(spec, one["input"]["ctx"]) * Q8_0 / 2**20)
+
+
+def test_case_kv_04_a_cache_in_q8_0():
+    one = case("kv-04")
+    a = one["input"]["arch"]
+    attention = GroupedAttention(32, a["n_kv_heads"], a["head_dim"])
+    spec = decoder(4096, {"layer": (attention, a["n_layers"])})
+    holds(one, kv=elements(spec, one["input"]["ctx"]) * Q8_0 / 2**20)
+
+
+def test_case_kv_06_the_latent_is_kept_once():
+    one = case("kv-06")
+    spec = read(one["input"]["hf_config"])
+    holds(one, bytes_per_token=kv_cache(spec).bytes_per_token)
+    assert kv_cache(spec).bytes_per_token != one["expected"]["merged_formula_gives"]["value"]
+
+
+def test_case_kv_07_the_head_width_is_read_and_not_derived():
+    one = case("kv-07")
+    configs = one["input"]["hf_configs"]
+    found = {name: kv_cache(read(config)).bytes_per_token for name, config in configs.items()}
+    holds(one, **found)
+
+
+def test_case_kv_09_below_the_window_every_layer_stores_the_token():
+    one = case("kv-09")
+    cache = kv_cache(read(one["input"]["hf_config"]), context=one["input"]["max_len"])
+    assert cache.bytes == cache.bytes_per_token
+    tokens = int(5.38 * 2**30 / cache.bytes_per_token)
+    holds(one, bytes_per_token_all_layers=cache.bytes_per_token, tokens_in_5_38_GiB=tokens)
+
+
+def test_case_kv_10_both_the_ideal_and_what_an_engine_reserves():
+    one = case("kv-10")
+    given = one["input"]
+    cache = kv_cache(read(given["hf_config"]), given["batch"], given["ctx"])
+    holds(one, ideal=cache.bytes / 2**30, full_reservation=cache.allocated_bytes / 2**30)
+
+
+def test_case_kv_12_five_windows_to_one_full_layer():
+    one = case("kv-12")
+    cache = kv_cache(read(one["input"]["hf_config"]), context=one["input"]["ctx"])
+    ideal, full = cache.bytes / 2**30, cache.allocated_bytes / 2**30
+    holds(one, no_swa=full, swa_ideal=ideal, ratio=full / ideal)
+
+
+def test_case_kv_14_parameters_are_no_proxy_for_a_cache():
+    one = case("kv-14")
+    gib = {
+        name: kv_cache(catalog.model(name), context=32_768, kv_dtype="fp16").bytes / 2**30
+        for name in ("qwen3-coder-30b-a3b", "llama-2-13b")
+    }
+    holds(one, qwen3_coder_30b=gib["qwen3-coder-30b-a3b"], llama2_13b=gib["llama-2-13b"])
+
+
+def test_case_kv_15_linear_layers_do_not_grow():
+    one = case("kv-15")
+    a, context = one["input"]["arch"], one["input"]["ctx"]
+    attention = GroupedAttention(16, a["n_kv_heads"], a["head_dim"])
+    linear = LinearAttention(16, 128)
+    layers = {
+        "linear": (linear, a["linear_layers"]),
+        "full": (attention, a["full_attention_layers"]),
+    }
+    hybrid = decoder(4096, layers)
+    everywhere = decoder(4096, {"full": (attention, a["n_layers"])})
+    gib = [elements(spec, context) * Q8_0 / 2**30 for spec in (hybrid, everywhere)]
+    holds(one, kv=gib[0], all_layers=gib[1], overcount=gib[1] - gib[0])
+    assert kv_cache(hybrid).state_bytes > 0
+
+
+def test_case_kv_17_only_the_latent_layers_store_a_token():
+    one = case("kv-17")
+    a = one["input"]["arch"]
+    latent = LatentAttention(64, a["kv_lora_rank"], 128, a["qk_rope_head_dim"], 128)
+    layers = {
+        "kda": (LinearAttention(64, 128), a["kda_layers"]),
+        "mla": (latent, a["mla_layers"]),
+    }
+    holds(one, bytes_per_token=kv_cache(decoder(7168, layers)).bytes_per_token)
+
+
+def test_case_kv_18_one_layer_in_four_has_a_cache():
+    one = case("kv-18")
+    c = one["input"]["hf_config"]
+    attention = GroupedAttention(
+        c["num_attention_heads"], c["num_key_value_heads"], c["head_dim"]
+    )  # fmt: skip
+    interval, n_layer = c["full_attention_interval"], c["num_hidden_layers"]
+    pattern = (*["linear"] * (interval - 1), "full")
+    kinds = tuple(
+        Layer(name, (Block((Branch(module),)), Block((Branch(Dense(512)),))))
+        for name, module in (("linear", LinearAttention(16, 128)), ("full", attention))
+    )
+    spec = Spec(d_model=2048, vocab_size=1000, decoder=Stack(kinds, (Run(pattern, n_layer),)))
+    kv_layers = spec.decoder.occurrences()["full"]
+    holds(one, kv_layers=kv_layers, bytes_per_token=kv_cache(spec).bytes_per_token)
+
+
+def test_case_kv_20_an_attention_we_do_not_know_is_refused():
+    """No number is better than 2 L K h for a layer that compresses what it keeps."""
+    one = case("kv-20")
+    assert one["expected"]["generic_is_valid"] is False
+    with pytest.raises(UnknownNameError, match="deepseek_v4 is not known; did you mean deepseek"):
+        read(one["input"]["hf_config"])
+
+
+def test_case_pa_01_a_tied_head_adds_nothing():
+    one = case("pa-01")
+    spec = read(one["input"]["hf_config"])
+    counted = parameters(spec)
+    shared = next(t for t in tensors(spec) if t.alias is not None)
+    naive = counted.total + shared.size()
+    holds(one, total_unique=counted.total, lm_head_shared=shared.size(), naive_sum=naive)
+    assert counted.lm_head == 0
+
+
+def test_case_pa_03_untying_the_head_adds_a_table():
+    """Norms without parameters, two FFN matrices; the case has 3 scalars a layer on top."""
+    one = case("pa-03")
+    a = one["input"]["arch"]
+    norm = Norm("rms", scale=False)
+    attention = GroupedAttention(6, 6, 128)
+    feedforward = Dense(a["ffn"], gated=False)
+    blocks = tuple(Block((Branch(m),), pre=norm) for m in (attention, feedforward))
+    stack = Stack((Layer("layer", blocks),), (Run(("layer",), a["n_layers"]),), norm)
+    spec = Spec(d_model=a["d_model"], vocab_size=a["vocab"], decoder=stack)
+    scalars = a["extra_scalars_per_layer"] * a["n_layers"]
+    holds(
+        one,
+        total=parameters(spec).total + scalars,
+        total_tied=parameters(vary(spec, tied=True)).total + scalars,
+    )
+
+
+def test_case_pa_05_biases_and_norms_of_heads_count():
+    one = case("pa-05")
+    configs = one["input"]["hf_configs"]
+    holds(one, **{name: parameters(read(config)).total for name, config in configs.items()})
+
+
+def test_case_pa_06_all_experts_are_loaded_and_two_are_used():
+    one = case("pa-06")
+    counted = parameters(read(one["input"]["hf_config"]))
+    holds(one, total=counted.total, active_per_token=counted.active)
+
+
+def test_case_pa_08_the_prediction_module_is_no_layer():
+    one = case("pa-08")
+    imported = hf.read(one["input"]["hf_config"])
+    counted = parameters(imported.spec)
+    holds(
+        one,
+        main_total=counted.total,
+        active_per_token=counted.active,
+        main_layers=imported.spec.n_layer,
+    )
+    assert imported.n_mtp == 1
+
+
+def test_case_pa_10_packing_does_not_change_the_count():
+    one = case("pa-10")
+    holds(one, logical_params=parameters(read(one["input"]["hf_config"])).total)
+
+
+@pytest.mark.parametrize("name", ["pa-13", "cf-08"])
+def test_a_case_with_one_total(name):
+    """pa-13: metadata says 333,312 for a 7B. cf-08: 4 D in a gated FFN makes 8.85B of LLaMA-7B."""
+    one = case(name)
+    holds(one, total=parameters(read(one["input"]["hf_config"])).total)
+
+
+def test_case_pa_15_the_paper_table_does_not_make_8b():
+    one = case("pa-15")
+    spec = read(one["input"]["hf_config"])
+    holds(
+        one,
+        total_with_6144=parameters(spec).total,
+        total_with_14336=parameters(vary(spec, d_ff=14336)).total,
+    )
+
+
+def test_case_pa_17_a_tied_head_still_multiplies():
+    one = case("pa-17")
+    spec = read(one["input"]["hf_config"])
+    last = next(op for op in operators(spec) if op.part == "lm_head")
+    holds(one, total=parameters(spec).total, lm_head_flops_per_token_fwd=last.flops())
+
+
+def by_kind(spec: Spec, workload: Workload, convention: str = "full") -> tuple[float, float]:
+    """FLOPs in products with weights, and in attention over keys and values."""
+    ops = operators(spec, workload)
+    core = sum(op.flops(convention) for op in ops if op.kind == "attention")
+    return forward_flops(ops, convention) - core, core  # type: ignore[arg-type]
+
+
+def test_case_fl_02_weights_full_attention_and_its_causal_half():
+    """12 L D S a token is halved by its convention; the exact mask keeps the diagonal, S + 1."""
+    one = case("fl-02")
+    given = one["input"]
+    S, batch = given["seq"], given["tokens_per_step"] // given["seq"]
+    train = Workload("train", batch, S)
+    spec = read(given["hf_config"])
+    weights, full = by_kind(spec, train)
+    _, causal = by_kind(spec, train, "causal")
+    holds(one, weights=weights / 1e12, attn_full=full / 1e12, attn_causal=full / 2 / 1e12)
+    assert causal * 2 * S == full * (S + 1)
+
+
+def test_case_fl_03_only_two_of_eight_experts_work():
+    one = case("fl-03")
+    spec = read(one["input"]["hf_config"])
+    tera = {
+        k: flops(vary(spec, top_k=k), context=one["input"]["seq"], convention="causal").train / 1e12
+        for k in (2, 8)
+    }
+    full = {
+        k: flops(vary(spec, top_k=k), context=one["input"]["seq"]).train / 1e12 for k in (2, 8)
+    }
+    assert tera[2] < full[2]
+    holds(one, active=full[2], all_experts=full[8])
+
+
+def test_case_fl_05_shared_keys_save_projections_and_no_attention():
+    one = case("fl-05")
+    a = one["input"]["arch"]
+    grouped = catalog.model("llama-3.1-8b")
+    assert (grouped.n_head, grouped.n_kv_head, grouped.d_head) == tuple(a.values())
+    full = vary(grouped, n_kv_head=a["n_heads"])
+    core = {spec: by_kind(spec, Workload(context=512))[1] for spec in (grouped, full)}
+    keys = {
+        spec: next(t.size() for t in tensors(spec) if t.name.endswith("attention.k"))
+        for spec in (grouped, full)
+    }
+    holds(
+        one,
+        core_flops_drop=core[grouped] != core[full],
+        kv_projection_flops_ratio=keys[grouped] / keys[full],
+    )
+
+
+def test_case_fl_07_four_flops_a_pair_head_and_channel():
+    one = case("fl-07")
+    spec = read(one["input"]["hf_config"])
+    _, core = by_kind(spec, Workload("decode", context=1000))
+    holds(one, total=core / 1000, per_layer=core / 1000 / int(spec.n_layer))
+
+
+def test_case_fl_08_the_count_by_hand_of_a_small_llama():
+    one = case("fl-08")
+    spec = read(one["input"]["hf_config"])
+    linear, attention = by_kind(spec, Workload(context=one["input"]["seq"]))
+    holds(one, linear=linear, attention_full=attention)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_case_fl_11_a_lookup_is_free_and_the_head_is_not(tied):
+    one = case("fl-11")
+    sizes = {"hidden_size": one["input"]["h"], "vocab_size": one["input"]["V"]}
+    spec = read({"model_type": "qwen3", **sizes, "tie_word_embeddings": tied})
+    cost = {op.name: op.flops() for op in operators(spec)}
+    holds(one, embed=cost["model.embedding"], head=cost["model.lm_head"])
+
+
+def test_case_fl_13_a_chunk_at_the_end_sees_almost_every_key():
+    one = case("fl-13")
+    given = one["input"]
+    pairs = visible_pairs(given["q_len"], given["kv_len"], None, causal=True)
+    holds(one, exact=4 * given["heads"] * given["head_dim"] * pairs)
+
+
+def test_case_sh_06_projections_are_heads_by_head_width():
+    one = case("sh-06")
+    spec = read(one["input"]["hf_config"])
+    shapes = {t.name.rsplit(".", 1)[-1]: list(t.shape) for t in tensors(spec)}
+    holds(one, **{name: shapes[name] for name in ("q", "k", "v", "o")})
+
+
+def test_case_cf_01_the_text_part_is_described_inside():
+    one = case("cf-01")
+    imported = hf.read(one["input"]["hf_config"])
+    spec = imported.spec
+    holds(
+        one,
+        hidden_size=spec.d_model,
+        num_hidden_layers=spec.n_layer,
+        vocab_size=spec.vocab_size,
+        used_vision_hidden=spec.d_model == 1152,
+    )
+    assert any("vocab_size" in note and "262208" in note for note in imported.notes)
+
+
+def test_case_cf_03_the_first_three_layers_are_dense():
+    one = case("cf-03")
+    spec = read(one["input"]["hf_config"])
+    counts = spec.decoder.occurrences()
+    holds(one, main=spec.n_layer, dense=counts["dense"], moe=counts["moe"])
