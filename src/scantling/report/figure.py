@@ -30,16 +30,16 @@ def save_front(front: Front, path: Path) -> Path:
         left.scatter(c.days, c.loss - chosen.loss, s=14, color=color, linewidths=0)
         right.scatter(c.decode.value_s * 1e3, c.kv_bytes_per_token / 1024, s=14, color=color,
                       linewidths=0)  # fmt: skip
-    for c, marker, color in (
-        (chosen, "*", "#d95f0e"),
-        *((b, "D", "#31a354") for b in front.baselines),
-    ):
-        size = 170 if marker == "*" else 34
+    marked = [(chosen, f"choice {chosen.dims()['n_layer']} × {chosen.dims()['d_model']}", "*")]
+    marked += [(c, c.name, "D") for c in front.baselines]
+    for i, (c, name, marker) in enumerate(marked):
+        size, color = (170, "#d95f0e") if marker == "*" else (34, "#31a354")
         places = ((left, c.days, c.loss - chosen.loss),
                   (right, c.decode.value_s * 1e3, c.kv_bytes_per_token / 1024))  # fmt: skip
         for axes, x, y in places:
             axes.scatter(x, y, s=size, marker=marker, color=color, zorder=3)
-            axes.annotate(c.name, (x, y), xytext=(6, 5), textcoords="offset points", fontsize=8)
+            axes.annotate(name, (x, y), xytext=(7, 5 - 12 * (i % 2)), textcoords="offset points",
+                          fontsize=8)  # fmt: skip
     b = front.budget
     left.set_xlabel(f"training days on {b.n_gpu} × {b.chip}")
     left.set_ylabel("loss − loss of the choice, nats/token")

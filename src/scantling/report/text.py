@@ -14,7 +14,7 @@ from scantling.search import (
     explain_all,
     infeasible,
 )
-from scantling.search.candidate import findings
+from scantling.search.candidate import findings, limits
 from scantling.units import bytes_text, count_text, flops_text
 
 if TYPE_CHECKING:
@@ -134,12 +134,9 @@ def _honest(front: Front) -> str:
 def _print_axes(out: Console, front: Front) -> None:
     out.print("Not priced by any objective, so kept to bounds:")
     for axis in binding_axes(front):
-        low, high = axis["bounds"]
-        limits = (
-            "" if low is None and high is None else f" {low or 0:g} to {high or float('inf'):g}"
-        )
+        where = limits(*axis["bounds"])
         on = " [yellow]← the choice lies on it[/yellow]" if axis["binding"] else ""
-        out.print(f"  {axis['axis']}{limits}: {axis['why']}{on}", style="dim")
+        out.print(f"  {axis['axis']}{' ' if where else ''}{where}: {axis['why']}{on}", style="dim")
 
 
 def print_infeasible(out: Console, front: Front) -> None:

@@ -197,14 +197,37 @@ def shape_findings(dims: dict[str, int], features: Features) -> list[dict[str, s
         limit = bounds()[key]
         if value is None:
             continue
+        where = f"{key} {value:.3g}"
         if not limit.holds(value):
-            add("OUTSIDE", "warning", field,
-                f"{key} {value:.3g} lies outside {limit.low or 0:g} to {limit.high or math.inf:g}: "
-                f"{limit.reason}")  # fmt: skip
+            add(
+                "OUTSIDE",
+                "warning",
+                field,
+                f"{where} lies outside its axis ({limits(limit.low, limit.high)}): {limit.reason}",
+            )
         elif binding(value, limit.low, limit.high):
-            add("ON-BOUND", "note", field, f"{key} {value:.3g} lies on the bound of its axis "
-                f"({limit.low or 0:g} to {limit.high or math.inf:g}): {limit.reason}")  # fmt: skip
+            add("ON-BOUND", "note", field,
+                f"{where} lies on the bound of its axis ({limits(limit.low, limit.high)}): "
+                f"{limit.reason}")  # fmt: skip
     return found
+
+
+def limits(low: float | None, high: float | None) -> str:
+    """The bounds of an axis in words.
+
+    Example:
+        >>> limits(4, None), limits(1, 8), limits(8, 8)
+        ('4 or more', '1 to 8', '8')
+    """
+    if low is None or high is None:
+        return (
+            ""
+            if low is None and high is None
+            else f"{low:g} or more"
+            if high is None
+            else (f"at most {high:g}")
+        )
+    return f"{low:g}" if low == high else f"{low:g} to {high:g}"
 
 
 def binding(value: float, low: float | None, high: float | None) -> bool:

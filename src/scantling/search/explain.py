@@ -18,6 +18,7 @@ from scantling.search.candidate import (
     binding,
     candidate,
     difference,
+    limits,
     power_of_two,
 )
 from scantling.search.space import HEAD_WIDTHS, TIE_ABOVE, split
@@ -190,7 +191,7 @@ def _neighbour_text(n: Neighbour) -> str:
         if abs(change) >= 0.0005:
             parts.append(f"{name} {change:+.1%}")
     if abs(n.params) > 1e-4 * 1e9:
-        sign = "+" if n.params > 0 else "−"
+        sign = "+" if n.params > 0 else "-"
         parts.append(f"{sign}{count_text(abs(n.params))} parameters")
     shown = {True: "tied", False: "untied"}[n.value] if isinstance(n.value, bool) else n.value
     text = f"{shown} instead: {', '.join(parts)}"
@@ -284,8 +285,7 @@ def _at_bound(axis: str, value: Any) -> str:
     one = bounds()[axis]
     if value is None or not binding(float(value), one.low, one.high):
         return ""
-    limits = f"{one.low or 0:g} to {'any' if one.high is None else f'{one.high:g}'}"
-    return f"; on the bound of {axis} ({limits}): {one.reason}"
+    return f"; on the bound of {axis} ({limits(one.low, one.high)}): {one.reason}"
 
 
 def _shared_by(c: Candidate, field: str, value: Any) -> tuple[str, ...]:
