@@ -126,7 +126,6 @@ def test_the_table_covers_the_types_we_read():
 # ---------------------------------------------------------------- the real classes, small
 
 DEPTH = 5
-SIXTH = {"sliding_attention": "sliding_attention", "full_attention": "full_attention"}
 LOCAL, GLOBAL, CHUNKED = "sliding_attention", "full_attention", "chunked_attention"
 MIXED = [LOCAL, GLOBAL, GLOBAL, LOCAL, GLOBAL]
 
@@ -147,13 +146,12 @@ SWITCHES: dict[str, list[dict[str, Any]]] = {
         {"new_decoder_architecture": True, "num_kv_heads": 2},
         {"new_decoder_architecture": True, "num_kv_heads": None},
         {"new_decoder_architecture": True, "num_kv_heads": 2, "num_ln_in_parallel_attn": 1},
-        {"num_ln_in_parallel_attn": 2},
         {"parallel_attn": False},
         {"parallel_attn": False, "multi_query": False, "bias": True, "alibi": True},
         {"ffn_hidden_size": 56},
     ],
     "mpt": [],
-    "gptj": [{"n_inner": 40}, {"rotary_dim": 8}],
+    "gptj": [{"n_inner": 40}],
     "phi": [{"qk_layernorm": True}],
     "llama": [
         {"attention_bias": True},
@@ -239,7 +237,6 @@ SWITCHES: dict[str, list[dict[str, Any]]] = {
         {"mlp_bias": True, "first_k_dense_replace": DEPTH},
         {"first_k_dense_replace": 0},
         {"first_k_dense_replace": 2, "n_shared_experts": 3},
-        {"n_shared_experts": None},
     ],
     "deepseek_v3": [
         {"q_lora_rank": None},
@@ -303,31 +300,50 @@ def small(kind: hf.ModelType, seed: int) -> dict[str, Any]:
         "n_group": 1,
         "topk_group": 1,
         "first_k_dense_replace": 1,
-        "kv_lora_rank": draw.randint(5, 20),
+        "kv_lora_rank": 2 * draw.randint(3, 10),
         "q_lora_rank": draw.randint(5, 20),
-        "qk_nope_head_dim": draw.randint(5, 12),
+        "qk_nope_head_dim": 2 * draw.randint(3, 6),
         "qk_rope_head_dim": 2 * draw.randint(2, 4),
-        "v_head_dim": draw.randint(5, 12),
+        "v_head_dim": 2 * draw.randint(3, 6),
+        "rotary_dim": 8,
     }
     config: dict[str, Any] = {"model_type": kind.name}
     for key, default in kind.keys.items():
-        if key in sizes and (default is not None or key not in {"intermediate_size"}):
+        if key in sizes and not (key == "intermediate_size" and default is None):
             config[kind.spellings(key)[0]] = sizes[key]
+    if "kv_lora_rank" in config:  # latent attention has as many keys as queries
+        config["num_key_value_heads"] = 4
     return config
+
+
+def settings(config: dict[str, Any]) -> Any:
+    """The class's own reading of a config; token ids that fit the smallest vocabulary."""
+    transformers = pytest.importorskip("transformers")
+    ids = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    rest = {k: v for k, v in config.items() if k not in {"model_type", "architectures"}}
+    return transformers.AutoConfig.for_model(config["model_type"], **ids | rest)
 
 
 def build(config: dict[str, Any], device: str = "meta") -> Any:
     """The real class of a config; on the meta device it has shapes and no weights."""
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
-    ids = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-    rest = {k: v for k, v in config.items() if k not in {"model_type", "architectures"}}
-    settings = transformers.AutoConfig.for_model(config["model_type"], **ids | rest)
-    settings._attn_implementation = "eager"
+    own = settings(config)
+    own._attn_implementation = "eager"
     with torch.device(device):
         if config["model_type"] == "llama4_text":
-            return transformers.Llama4ForCausalLM(settings)
-        return transformers.AutoModelForCausalLM.from_config(settings)
+            return transformers.Llama4ForCausalLM(own)
+        return transformers.AutoModelForCausalLM.from_config(own)
+
+
+@pytest.fixture
+def one_thread():
+    """Products of a few dozen rows are faster on one thread than handed to several."""
+    torch = pytest.importorskip("torch")
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def unique(model: Any) -> int:
@@ -371,6 +387,7 @@ def test_the_count_of_a_spec_is_the_count_of_the_same_model_on_the_meta_device(c
 
 
 @pytest.mark.oracle
+@pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("config", variants())
 def test_flops_are_what_the_counter_sees_when_the_real_class_runs(config):
     """Eager attention over 24 tokens on the CPU; each token runs its top-k experts."""
@@ -393,15 +410,15 @@ def test_flops_are_what_the_counter_sees_when_the_real_class_runs(config):
 @pytest.mark.parametrize("config", variants())
 def test_windows_and_rotation_stand_in_the_layers_where_the_class_has_them(config):
     """The class lists them as ``layer_types`` and ``no_rope_layers``."""
-    settings = build(config).config
+    own = settings(config)
     spec = hf.read(config).spec
     layers = [mixer(spec.decoder.kind(name)) for name in spec.decoder.expand()]
-    if getattr(settings, "layer_types", None) is not None:
-        local = [kind != GLOBAL for kind in settings.layer_types]
+    if getattr(own, "layer_types", None) is not None:
+        local = [kind != GLOBAL for kind in own.layer_types]
         assert [not isinstance(m.span, Full) for m in layers] == local
-    if getattr(settings, "no_rope_layers", None) is not None:
+    if getattr(own, "no_rope_layers", None) is not None:
         rotated = [isinstance(m.position, Rope) for m in layers]
-        assert rotated == [bool(flag) for flag in settings.no_rope_layers]
+        assert rotated == [bool(flag) for flag in own.no_rope_layers]
 
 
 def mixer(layer: Layer) -> GroupedAttention | LatentAttention:
@@ -422,6 +439,29 @@ def test_llama_4_runs_every_expert_and_we_count_the_chosen():
     idle = 2 * 24 * DEPTH * (E - k) * 3 * int(spec.d_model) * F
     dense = flops(vary(spec, top_k=E), context=24).forward
     assert dense - flops(spec, context=24).forward == idle
+
+
+@pytest.mark.oracle
+@pytest.mark.xfail(strict=True, reason="hf_types: mlp_bias of deepseek_v2 misses shared experts")
+def test_the_shared_experts_of_deepseek_v2_have_the_biases_of_its_dense_layers():
+    """``DeepseekV2MLP`` serves both: 2 F + D biases in each layer with experts."""
+    config = small(hf.model_type("deepseek_v2"), 0) | {"mlp_bias": True}
+    assert parameters(hf.read(config).spec).total == unique(build(config))
+
+
+@pytest.mark.oracle
+@pytest.mark.xfail(strict=True, reason="hf_types: a shared expert of width 0 loses its gate")
+def test_a_shared_expert_of_width_zero_still_has_its_gate_in_qwen2_moe():
+    """``shared_expert_gate`` is made whatever the width: D more in each layer with experts."""
+    config = small(hf.model_type("qwen2_moe"), 0) | {"shared_expert_intermediate_size": 0}
+    assert parameters(hf.read(config).spec).total == unique(build(config))
+
+
+@pytest.mark.oracle
+@pytest.mark.xfail(strict=True, reason="hf_types: MptMLP is 4 D wide whatever expansion_ratio says")
+def test_the_mpt_class_does_not_read_expansion_ratio():
+    config = small(hf.model_type("mpt"), 0) | {"expansion_ratio": 2}
+    assert parameters(hf.read(config).spec).total == unique(build(config))
 
 
 # ---------------------------------------------------------------- defaults
@@ -445,28 +485,28 @@ GETATTR = {
 """Keys a class has no field for: null with us."""
 
 
-def resolved(key: str, settings: Any) -> Any:
+def resolved(key: str, own: Any) -> Any:
     """What a class makes of null."""
-    n = settings.num_hidden_layers
+    n = own.num_hidden_layers
     if key in {"num_key_value_heads", "num_kv_heads"}:
-        return settings.num_attention_heads
+        return own.num_attention_heads
     if key == "head_dim":
-        return settings.hidden_size // settings.num_attention_heads
+        return own.hidden_size // own.num_attention_heads
     if key == "intermediate_size":
-        return 4 * settings.hidden_size
+        return 4 * own.hidden_size
     if key == "word_embed_proj_dim":
-        return settings.hidden_size
+        return own.hidden_size
     if key == "no_rope_layers":
-        return [int((i + 1) % settings.no_rope_layer_interval != 0) for i in range(n)]
+        return [int((i + 1) % own.no_rope_layer_interval != 0) for i in range(n)]
     if key == "moe_layers":
-        step = settings.interleave_moe_layer_step
+        step = own.interleave_moe_layer_step
         return list(range(step - 1, n, step))
-    return settings.layer_types
+    return own.layer_types
 
 
-def rope_values(settings: Any) -> dict[str, Any]:
+def rope_values(own: Any) -> dict[str, Any]:
     """The rotary keys in their classic spelling; the class nests them in ``rope_parameters``."""
-    nested = getattr(settings, "rope_parameters", None) or {}
+    nested = getattr(own, "rope_parameters", None) or {}
     found: dict[str, Any] = {}
     if GLOBAL in nested:
         found["rope_local_base_freq"] = nested[LOCAL]["rope_theta"]
@@ -482,29 +522,33 @@ def rope_values(settings: Any) -> dict[str, Any]:
 def test_each_default_of_the_table_is_the_default_of_the_class(kind):
     """A key that a config leaves out gets what the class would give it."""
     transformers = pytest.importorskip("transformers")
-    settings = transformers.AutoConfig.for_model(kind.name)
-    ropes = rope_values(settings)
+    own = transformers.AutoConfig.for_model(kind.name)
+    ropes = rope_values(own)
     for key, ours in kind.keys.items():
-        spelled = [s for s in kind.spellings(key) if hasattr(settings, s)]
+        spelled = [s for s in kind.spellings(key) if hasattr(own, s)]
         if key in ropes:
             assert ours == ropes[key], key
         elif not spelled:
             assert ours is None, f"{key} is no field of the class"
             assert key in GETATTR, key
-        elif ours is None and getattr(settings, spelled[0]) is not None:
+        elif ours is None and getattr(own, spelled[0]) is not None:
             assert key in RESOLVED, key
-            assert getattr(settings, spelled[0]) == resolved(key, settings), key
+            assert getattr(own, spelled[0]) == resolved(key, own), key
         else:
-            assert ours == getattr(settings, spelled[0]), key
+            assert ours == getattr(own, spelled[0]), key
+
+
+UNBUILDABLE = {
+    "deepseek_v2": {"num_experts_per_tok": 6},  # null: no model
+    "nemotron": {"num_key_value_heads": 48},  # null, and the class divides by it
+}
 
 
 @pytest.mark.oracle
 @pytest.mark.parametrize("kind", texts(), ids=lambda kind: kind.name)
 def test_a_config_that_says_nothing_counts_as_the_class_without_arguments(kind):
-    """Only deepseek_v2 has a default that is no model: no number of experts per token."""
-    config: dict[str, Any] = {"model_type": kind.name}
-    if kind.name == "deepseek_v2":
-        config["num_experts_per_tok"] = 6
+    """Two classes have a default that they cannot build: ``UNBUILDABLE`` completes them."""
+    config: dict[str, Any] = {"model_type": kind.name, **UNBUILDABLE.get(kind.name, {})}
     assert parameters(hf.read(config).spec).total == unique(build(config))
 
 
@@ -618,11 +662,11 @@ def case(name: str) -> dict[str, Any]:
     found = sorted(CASES.glob(f"{name}-*.json"))
     if not found:
         pytest.skip(f"{CASES} is not here: the cases are kept beside the project")
-    return json.loads(found[0].read_text("utf-8"))  # type: ignore[no-any-return]
+    return json.loads(found[0].read_text("utf-8"))
 
 
 def holds(one: dict[str, Any], **answers: Any) -> None:
-    """Each answer is the case's, and every required number that we can give was given."""
+    """Each answer is what the case expects, within its tolerance."""
     for key, found in answers.items():
         wanted = one["expected"][key]
         if isinstance(wanted, dict):
@@ -866,7 +910,7 @@ def by_kind(spec: Spec, workload: Workload, convention: str = "full") -> tuple[f
     """FLOPs in products with weights, and in attention over keys and values."""
     ops = operators(spec, workload)
     core = sum(op.flops(convention) for op in ops if op.kind == "attention")
-    return forward_flops(ops, convention) - core, core  # type: ignore[arg-type]
+    return forward_flops(ops, convention) - core, core
 
 
 def test_case_fl_02_weights_full_attention_and_its_causal_half():
@@ -885,15 +929,9 @@ def test_case_fl_02_weights_full_attention_and_its_causal_half():
 def test_case_fl_03_only_two_of_eight_experts_work():
     one = case("fl-03")
     spec = read(one["input"]["hf_config"])
-    tera = {
-        k: flops(vary(spec, top_k=k), context=one["input"]["seq"], convention="causal").train / 1e12
-        for k in (2, 8)
-    }
-    full = {
-        k: flops(vary(spec, top_k=k), context=one["input"]["seq"]).train / 1e12 for k in (2, 8)
-    }
-    assert tera[2] < full[2]
-    holds(one, active=full[2], all_experts=full[8])
+    context = one["input"]["seq"]
+    tera = {k: flops(vary(spec, top_k=k), context=context).train / 1e12 for k in (2, 8)}
+    holds(one, active=tera[2], all_experts=tera[8])
 
 
 def test_case_fl_05_shared_keys_save_projections_and_no_attention():

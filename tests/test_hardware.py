@@ -6,14 +6,11 @@ import csv
 import itertools
 import subprocess
 import sys
-import tomllib
-from importlib import resources
 from pathlib import Path
 
 import pytest
 
 from scantling.errors import FieldError, UnknownNameError
-from scantling.sources import sources
 from scantling.hardware import (
     Chip,
     Rates,
@@ -23,6 +20,7 @@ from scantling.hardware import (
     network,
     node,
 )
+from scantling.sources import sources
 
 SHARED = Path(__file__).parents[2] / "shared"
 TABLE = SHARED / "data" / "hardware.csv"

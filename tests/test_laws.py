@@ -4,7 +4,6 @@ import csv
 import math
 import subprocess
 import sys
-import timeit
 from pathlib import Path
 from statistics import fmean
 

@@ -256,7 +256,6 @@ def grows(spec, field):
     return parameters(vary(spec, **{field: 2})).total > parameters(vary(spec, **{field: 1})).total
 
 
-@pytest.mark.xfail(strict=True, reason="Op.flops multiplies int64 arrays where n or k is an int")
 @pytest.mark.parametrize("convention", ["full", "causal", "palm"])
 def test_a_column_does_not_wrap_at_two_million_tokens_of_context(convention):
     """Llama 3.1 405B at S = 2^21: attention alone is 126 · 128 · 256 · S² · 2 = 3.6e19 > 2^63,
@@ -270,7 +269,6 @@ def test_a_column_does_not_wrap_at_two_million_tokens_of_context(convention):
     agree(forward_flops(operators(random_specs.column(ones), work), convention), each, ())
 
 
-@pytest.mark.xfail(strict=True, reason="features asks whether experts are 0, which is a dimension")
 def test_a_kind_of_layer_that_does_not_occur_leaves_the_features_of_a_column_as_they_are():
     """One dense layer of a model whose second layer would have experts, and two of its layers."""
     kinds = tuple(
@@ -283,7 +281,6 @@ def test_a_kind_of_layer_that_does_not_occur_leaves_the_features_of_a_column_as_
         [many.mlp_parameters is None] * 2  # fmt: skip
 
 
-@pytest.mark.xfail(strict=True, raises=ValueError, reason="prior_terms takes the log of ratio 0")
 def test_a_model_without_feed_forwards_has_a_price():
     one = model(Block((Branch(ATTENTION),), pre=Norm()))
     assert prior_terms(features(one, 1e9), 2.8).expected >= 0
@@ -475,7 +472,6 @@ def test_every_tensor_has_a_name_of_its_own():
     assert tried >= 20
 
 
-@pytest.mark.xfail(strict=True, reason="names of a layer's blocks, branches and tensors collide")
 @pytest.mark.parametrize(
     "blocks",
     [
@@ -530,6 +526,8 @@ def test_a_cache_grows_with_the_context_and_with_pages(group):
     """Held bytes never exceed what whole pages of 16 tokens without windows reserve."""
     for _, _, ones in members(group):
         for one in ones:
+            if one.encoder is not None:  # its keys and values grow with the source
+                continue
             sizes = [kv_cache(one, 2, context) for context in (1, 16, 100, 5000)]
             for few, more in itertools.pairwise(sizes):
                 assert few.bytes <= more.bytes
@@ -538,7 +536,6 @@ def test_a_cache_grows_with_the_context_and_with_pages(group):
             assert all(kv.bytes_per_token == sizes[0].bytes_per_token for kv in sizes)
 
 
-@pytest.mark.xfail(strict=True, reason="kv_cache asks for operators at a context of one token")
 def test_the_cache_of_cross_attention_holds_the_source():
     """Keys and values of 2 heads of 16, bf16, at 2 layers and 100 source tokens: 25,600 bytes."""
     cross = replace(ATTENTION, cross=True)
@@ -547,7 +544,6 @@ def test_the_cache_of_cross_attention_holds_the_source():
     assert kv_cache(one, 1, 100).bytes == 2 * 2 * 16 * 2 * 2 * 100
 
 
-@pytest.mark.xfail(strict=True, reason="_first_layer_only drops every tensor of the core")
 def test_only_the_relative_bias_is_kept_to_the_first_layer():
     """Four layers of four heads have 4 × 4 sinks; one bias of 32 buckets × 4 heads a stack."""
     attention = replace(ATTENTION, sinks=True, position=RelativeBias(32))

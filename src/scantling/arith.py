@@ -79,6 +79,23 @@ def maximum(a: Any, b: Any) -> Any:
     return max(a, b)
 
 
+def product(*factors: Num) -> Num:
+    """The product of numbers that may be large: exact on ints, float64 once any is an array.
+
+    NumPy keeps an int times an int64 array in int64, which wraps silently.
+
+    Example:
+        >>> product(2**40, 2**40) == 2**80
+        True
+    """
+    if any(is_array(f) for f in factors):
+        factors = tuple(wide(f) if is_array(f) else float(f) for f in factors)
+    found = factors[0]
+    for factor in factors[1:]:
+        found = found * factor
+    return found
+
+
 def wide(value: Num) -> Num:
     """A dimension about to be multiplied by batch, context squared or tokens.
 

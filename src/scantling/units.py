@@ -12,12 +12,13 @@ from decimal import Decimal, InvalidOperation
 
 from scantling.errors import FieldError
 
-SI = {"": 0, "k": 3, "m": 6, "g": 9, "b": 9, "t": 12, "p": 15, "e": 18, "z": 21}
+SI = {"": 0, "k": 3, "m": 6, "g": 9, "b": 9, "t": 12, "p": 15, "e": 18, "z": 21, "y": 24}
 """Powers of ten; ``b`` is a billion, as in 7B, and case does not matter for counts."""
 BINARY = {"ki": 10, "mi": 20, "gi": 30, "ti": 40, "pi": 50}
 SECONDS = {
     "ns": "1e-9", "us": "1e-6", "µs": "1e-6", "ms": "1e-3", "s": "1", "": "1",
-    "min": "60", "h": "3600", "d": "86400", "day": "86400", "days": "86400", "hours": "3600",
+    "min": "60", "h": "3600", "d": "86400", "day": "86400", "days": "86400", "hour": "3600",
+    "hours": "3600",
 }  # fmt: skip
 NUMBER = re.compile(
     r"\s*([+-]?(?:\d[\d_,]*\.?\d*|\.\d+)(?:e[+-]?\d+)?)\s*([^\d\s]*)\s*", re.IGNORECASE
@@ -39,7 +40,7 @@ def parse_count(text: str | float, field: str = "number") -> int:
         (7000000000, 1000, 128256)
     """
     value, suffix = _split(text, field)
-    suffix = suffix.lower()
+    suffix = "?" if suffix == "e" else suffix.lower()  # 1e is an unfinished 1e22, 1E is exa
     if suffix in BINARY:
         value *= 2 ** BINARY[suffix]
     elif suffix in SI:
@@ -58,10 +59,8 @@ def parse_context(text: str | float, field: str = "context") -> int:
         >>> parse_context("128k"), parse_context("1M"), parse_context(8000)
         (131072, 1048576, 8000)
     """
-    plain = re.fullmatch(r"\s*(\d+)\s*([kKmM])\s*", str(text))
-    if plain:
-        return int(plain[1]) * (2**10 if plain[2] in "kK" else 2**20)
-    return parse_count(text, field)
+    plain = re.fullmatch(r"\s*([\d.]+)\s*([kKmM])\s*", str(text))
+    return parse_count(f"{plain[1]}{plain[2]}i" if plain else text, field)
 
 
 def parse_bytes(text: str | float, field: str = "bytes") -> int:
@@ -79,7 +78,9 @@ def parse_bytes(text: str | float, field: str = "bytes") -> int:
         value *= Decimal(10) ** SI[unit]
     else:
         raise FieldError(field, text, "has an unknown unit", "write 80GB, 80GiB or 16KiB")
-    return int(value)
+    if not unit and value != value.to_integral_value():
+        raise FieldError(field, text, "must be a whole number of bytes")
+    return round(value)
 
 
 def parse_seconds(text: str | float, field: str = "time") -> float:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-from scantling.arith import Dim, Num, ceil_div, maximum, wide
+from scantling.arith import Dim, Num, maximum, product
 from scantling.errors import FieldError
 from scantling.ops import PARTS, Op, Tensor, operators, tensors
 from scantling.spec import Spec, Workload, dtype_bytes, vary
@@ -111,7 +111,7 @@ def forward_flops(ops: Sequence[Op], convention: Convention = "full") -> Num:
         weights = count_tensors([t for op in ops for t in op.tensors if not op.backward])
         factor = 6 if any(op.backward for op in ops) else 2
         core = sum((op.flops() for op in ops if op.kind == "attention"), start=0)
-        return wide(weights.active) * rows * factor + core
+        return product(weights.active, rows, factor) + core
     return sum((op.flops(convention) for op in ops), start=0)
 
 
@@ -168,7 +168,8 @@ def kv_cache(
         >>> kv_cache(catalog.model("deepseek-v3")).bytes_per_token
         70272
     """
-    ops = operators(spec, Workload("prefill", batch, 1)) if ops is None else ops
+    if ops is None:  # the context matters to an encoder's keys and values only
+        ops = operators(spec, Workload("decode", batch, context))  # type: ignore[arg-type]
     caches = [op.cache for op in ops if op.cache is not None]
     size: Any = dtype_bytes(kv_dtype)
     size = int(size) if float(size).is_integer() else size
@@ -224,7 +225,6 @@ __all__ = [
     "KVCache",
     "Parameters",
     "attention_parameters",
-    "ceil_div",
     "count_tensors",
     "flops",
     "forward_flops",

@@ -12,7 +12,7 @@ from scantling.costs.count import (
     parameters,
 )
 from scantling.laws import Features
-from scantling.spec import GroupedAttention, LatentAttention, Spec, attention
+from scantling.spec import Dense, GroupedAttention, LatentAttention, Spec, attention
 
 
 def features(spec: Spec, tokens: Num, counted: Parameters | None = None) -> Features:
@@ -40,9 +40,8 @@ def features(spec: Spec, tokens: Num, counted: Parameters | None = None) -> Feat
         heads = {"d_head": a.d_head, "n_head": a.n_head, "n_kv_head": a.n_kv_head}
     elif isinstance(a, LatentAttention):
         heads = {"d_head": a.d_nope + a.d_rope, "n_head": a.n_head}
-    dense = isinstance(p.by_part["experts"], int) and p.by_part["experts"] == 0
     ratio: dict[str, Any] = {}
-    if dense and isinstance(a, GroupedAttention):
+    if _modules(spec) == {GroupedAttention, Dense}:
         ratio = {
             "mlp_parameters": mlp_parameters(p),
             "attention_parameters": attention_parameters(p),
@@ -51,3 +50,11 @@ def features(spec: Spec, tokens: Num, counted: Parameters | None = None) -> Feat
         body=p.active_body, total=p.active, width=spec.d_model, depth=spec.n_layer,
         tokens=tokens, **heads, **ratio,
     )  # fmt: skip
+
+
+def _modules(spec: Spec) -> set[type]:
+    """The types of module a decoder is made of: structure, so the same for a whole column."""
+    return {
+        type(branch.module)
+        for kind in spec.decoder.kinds for block in kind.blocks for branch in block.branches
+    }  # fmt: skip

@@ -16,7 +16,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from scantling.arith import Num, maximum, wide
+from scantling.arith import Num, maximum, product, wide
 from scantling.hardware import Chip
 from scantling.ops import Op
 from scantling.spec import Workload, dtype_bytes
@@ -42,7 +42,7 @@ def weight_elements(op: Op) -> Num:
     """
     total: Any = 0
     for t in op.tensors:
-        size = wide(t.each()) * op.times
+        size: Any = product(t.each(), op.times)
         if t.experts is not None and t.top_k is not None:
             size = size * t.experts * (1 - (1 - t.top_k / t.experts) ** op.m)
         total = total + size
@@ -53,8 +53,8 @@ def moved_bytes(op: Op, workload: Workload) -> Num:
     """Bytes an operator moves: weights, activations in and out, and the cache it reads."""
     size = dtype_bytes(workload.dtype)
     if op.kind == "lookup":  # rows of the table, not the table
-        return wide(op.elements) * op.m * size
-    moved = weight_elements(op) * size + wide(op.elements) * op.m * op.repeat * size
+        return product(op.elements, op.m, size)
+    moved = weight_elements(op) * size + product(op.elements, op.m, op.repeat, size)
     if op.cache is not None:
         held = op.cache.held(workload.context) * workload.batch
         moved = moved + held * dtype_bytes(workload.kv_dtype)

@@ -17,7 +17,6 @@ from scantling.ops.op import PARTS, Cache, Op, Part, Tensor, visible_pairs
 from scantling.ops.site import Site
 from scantling.spec import (
     Block,
-    Branch,
     Dense,
     Experts,
     GatedDelta,
@@ -155,18 +154,29 @@ def _stack(stack: Stack, name: str, site: Site) -> Iterator[Op]:
 
 
 def _first_layer_only(op: Op, seen: bool) -> Op:
-    """A relative position bias exists once a stack, whatever the depth."""
-    new = () if seen else tuple(replace(t, copies=1) for t in op.tensors)
-    return replace(op, tensors=new)
+    """A relative position bias exists once a stack, whatever the depth; other weights stay."""
+    found = []
+    for t in op.tensors:
+        if not t.name.endswith("relative_bias"):
+            found.append(t)
+        elif not seen:
+            found.append(replace(t, copies=minimum(t.copies, 1)))
+    return replace(op, tensors=tuple(found))
 
 
 def _layer(layer: Layer, site: Site) -> Iterator[Op]:
-    for i, block in enumerate(layer.blocks):
-        yield from _block(block, i, site)
+    names: dict[str, int] = {}
+    for block in layer.blocks:
+        yield from _block(block, [_unique(branch.name, names) for branch in block.branches], site)
 
 
-def _block(block: Block, index: int, site: Site) -> Iterator[Op]:
-    names = [_name(branch, index) for branch in block.branches]
+def _unique(name: str, seen: dict[str, int]) -> str:
+    """A module's name within its layer: a second FFN is ``ffn2``."""
+    seen[name] = seen.get(name, 0) + 1
+    return name if seen[name] == 1 else f"{name}{seen[name]}"
+
+
+def _block(block: Block, names: list[str], site: Site) -> Iterator[Op]:
     outer = replace(site, path=f"{site.path}.{names[0]}")
     residual = block.residual
     if isinstance(residual, MixtureOfDepths):
@@ -174,7 +184,9 @@ def _block(block: Block, index: int, site: Site) -> Iterator[Op]:
         share = residual.capacity_permille
         queries: Any = site.queries * share
         keys: Any = site.keys * share
-        site = replace(site, queries=ceil_div(queries, 1000), keys=ceil_div(keys, 1000))
+        site = replace(
+            site, queries=ceil_div(queries, 1000), keys=ceil_div(keys, 1000), permille=share
+        )
         outer = replace(site, path=outer.path)
     if isinstance(residual, HyperConnections):
         yield from _hyper(residual, outer)
@@ -183,30 +195,16 @@ def _block(block: Block, index: int, site: Site) -> Iterator[Op]:
     for name, branch in zip(names, block.branches, strict=True):
         copies: Dim = site.copies if branch.copies is None else minimum(branch.copies, site.times)
         place = replace(site, path=f"{site.path}.{name}", copies=copies)
-        own = len(block.branches) > 1
         if branch.pre is not None:
-            yield place.norm("own_pre_norm" if own else "pre_norm", branch.pre, site.width)
+            yield place.norm("own_pre_norm", branch.pre, site.width)
         yield from MODULES[type(branch.module)](branch.module, place)
         if branch.post is not None:
-            yield place.norm("own_post_norm" if own else "post_norm", branch.post, site.width)
+            yield place.norm("own_post_norm", branch.post, site.width)
     if block.post is not None:
         yield outer.norm("post_norm", block.post, site.width)
     yield outer.light("elementwise", "residual", "other", site.width)
     if block.after is not None:
         yield outer.norm("after_norm", block.after, site.width)
-
-
-def _name(branch: Branch, index: int) -> str:
-    module = branch.module
-    if isinstance(module, Dense | Experts):
-        name = "ffn"
-    elif isinstance(module, GroupedAttention) and module.cross:
-        name = "cross_attention"
-    elif isinstance(module, GroupedAttention | LatentAttention):
-        name = "attention"
-    else:
-        name = "mixer"
-    return name if index < 3 else f"{name}{index}"
 
 
 def _hyper(h: HyperConnections, site: Site) -> Iterator[Op]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from scantling.arith import Dim, Num, minimum
-from scantling.ops.op import Cache, Op, chunked_pairs, visible_pairs
+from scantling.arith import Dim, Num
+from scantling.ops.op import Cache, Op, chunked_pairs, symmetric_pairs, visible_pairs
 from scantling.ops.site import Site
 from scantling.spec import (
     Chunk,
@@ -50,7 +50,9 @@ def grouped(a: GroupedAttention, site: Site) -> Iterator[Op]:
         if a.cross:
             cache = Cache(state=per_token * site.source, copies=site.times)
         elif a.causal:
-            cache = Cache(per_token=per_token, limit=limit, copies=site.times)
+            cache = Cache(
+                per_token=per_token, limit=limit, copies=site.times, permille=site.permille
+            )
     extra = [site.tensor("sinks", "attention", a.n_head)] if a.sinks else []
     if isinstance(a.position, RelativeBias):
         shape = (a.position.n_bucket, a.n_head)
@@ -82,8 +84,8 @@ def _visible(a: GroupedAttention, site: Site, keys: Num, limit: Dim | None) -> N
     queries: Num = site.queries
     if isinstance(a.span, Chunk) and a.causal:
         return chunked_pairs(queries, keys, a.span.chunk)  # type: ignore[arg-type]
-    if limit is not None and not a.causal:  # a window on both sides of an encoder
-        return queries * minimum(keys, limit)  # type: ignore[no-any-return]
+    if limit is not None and not a.causal:  # a window on both sides, in an encoder
+        return symmetric_pairs(keys, limit)  # type: ignore[arg-type]
     causal = a.causal and not a.cross
     return visible_pairs(queries, keys, limit, causal)  # type: ignore[arg-type]
 
@@ -113,19 +115,20 @@ def latent(a: LatentAttention, site: Site) -> Iterator[Op]:
     limit = _limit(a.span)
     per_token = a.kv_rank + a.d_rope
     k = a.d_nope + a.d_rope + a.d_value
-    visible = visible_pairs(site.queries, site.keys, limit, causal=True)  # type: ignore[arg-type]
-    if a.indexer is not None:
-        i = a.indexer
-        per_token = per_token + i.d_index
+    sees = limit
+    if a.indexer is not None:  # each query reads the positions its indexer chose
+        per_token = per_token + a.indexer.d_index
+        sees = a.indexer.index_top_k
         yield from _indexer(a, site)
-        if site.phase == "decode":
-            visible = minimum(visible, i.index_top_k)
+    visible = visible_pairs(site.queries, site.keys, sees, causal=True)  # type: ignore[arg-type]
     if site.phase == "decode":
         k = 2 * a.kv_rank + a.d_rope
     yield Op(
         name=f"{site.path}.core", kind="attention", part="attention", m=site.queries, n=site.keys,
         k=k, repeat=site.times * (a.n_head * site.batch), visible=visible,
-        times=site.times, cache=Cache(per_token=per_token, limit=limit, copies=site.times),
+        times=site.times, cache=Cache(
+            per_token=per_token, limit=limit, copies=site.times, permille=site.permille
+        ),
         elements=k,
     )  # fmt: skip
     out = (("o", site.width),)

@@ -55,7 +55,9 @@ def experts(f: Experts, site: Site) -> Iterator[Op]:
         part: Part = "shared_experts"
         yield from _feedforward(s.d_shared, f.gated, False, False, part, "shared_", site)  # noqa: FBT003
         if s.gate:
-            yield site.matmul("shared_gate", "router", (("shared_gate", 1),), site.width)
+            yield site.matmul(
+                "shared_expert_gate", "router", (("shared_expert_gate", 1),), site.width
+            )
 
 
 def _grouped(name: str, outs: tuple[tuple[str, Dim], ...], k: Dim, f: Experts, site: Site) -> Op:

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-from scantling.arith import Dim, Num, ceil_div, minimum, round_up, wide
+from scantling.arith import Dim, Num, ceil_div, minimum, product, round_up, wide
 
 Part = Literal[
     "embedding", "lm_head", "attention", "mixer", "ffn", "shared_experts", "experts", "router",
@@ -64,19 +64,26 @@ class Cache(Struct, frozen=True, kw_only=True):
     """Elements that do not grow with the context."""
     copies: Dim = 1
     """Layers that keep one."""
+    permille: Dim = 1000
+    """Share of the tokens that reach the layer (mixture of depths)."""
 
     def held(self, context: Dim) -> Num:
         """Elements a sequence of this length needs: windowed layers hold min(S, window)."""
-        tokens = context if self.limit is None else minimum(context, self.limit)
-        return wide(self.per_token) * tokens * self.copies + wide(self.state) * self.copies
+        tokens = self._reaching(context)
+        return self._size(tokens if self.limit is None else minimum(tokens, self.limit))
 
     def allocated(self, context: Dim, page: int = 16) -> Num:
         """Elements an engine with one page size for all layers reserves: no window is used.
 
         Pages of 16 tokens are the default of vLLM.
         """
-        tokens = round_up(context, page)
-        return wide(self.per_token) * tokens * self.copies + wide(self.state) * self.copies
+        return self._size(round_up(self._reaching(context), page))
+
+    def _reaching(self, context: Dim) -> Dim:
+        return ceil_div(context * self.permille, 1000)
+
+    def _size(self, tokens: Dim) -> Num:
+        return product(self.per_token, tokens, self.copies) + product(self.state, self.copies)
 
 
 class Op(Struct, frozen=True, kw_only=True):
@@ -111,9 +118,9 @@ class Op(Struct, frozen=True, kw_only=True):
         Lookups, norms and other elementwise work count zero, as in every public counter.
         """
         if self.kind in {"matmul", "scan"} or (self.kind == "attention" and convention == "full"):
-            return wide(self.n) * self.k * self.m * self.repeat * 2
+            return product(self.n, self.k, self.m, self.repeat, 2)
         if self.kind == "attention" and self.visible is not None:
-            return wide(self.k) * self.visible * self.repeat * 2
+            return product(self.k, self.visible, self.repeat, 2)
         return 0
 
 
@@ -163,4 +170,29 @@ def chunked_pairs(queries: Dim, keys: Dim, chunk: Dim) -> Num:
     return prefill(keys) - prefill(keys - queries)
 
 
-__all__ = ["PARTS", "Cache", "Op", "Part", "Tensor", "ceil_div", "chunked_pairs", "visible_pairs"]
+def symmetric_pairs(tokens: Dim, window: Dim) -> Num:
+    """Pairs of attention without a causal mask, each query seeing window // 2 on both sides.
+
+    Inside, 2 a + 1 keys with a = window // 2; the queries at both ends lose 1 + 2 + … + a each
+    side: S (2 a + 1) − a (a + 1), with a at most S − 1.
+
+    Example:
+        >>> symmetric_pairs(5, 2), symmetric_pairs(3, 100)
+        (13, 9)
+    """
+    reach = minimum(window // 2, tokens - 1)
+    pairs: Num = wide(tokens) * (2 * reach + 1)
+    lost: Num = wide(reach) * (reach + 1)
+    return pairs - lost
+
+
+__all__ = [
+    "PARTS",
+    "Cache",
+    "Op",
+    "Part",
+    "Tensor",
+    "chunked_pairs",
+    "symmetric_pairs",
+    "visible_pairs",
+]

@@ -79,7 +79,7 @@ def mamba2(s: Mamba2, site: Site) -> Iterator[Op]:
     """Mamba-2: one projection for z, x, B, C and dt; scalar decay per head; gated norm."""
     group = s.n_group * s.d_state
     outs = (
-        ("z", s.d_inner), ("x", s.d_inner), ("b", group), ("c", group), ("dt", s.n_ssm_head),
+        ("z", s.d_inner), ("x", s.d_inner), ("b", group), ("c", group), ("dt_in", s.n_ssm_head),
     )  # fmt: skip
     yield site.matmul("in", "mixer", outs, site.width, bias=s.bias)
     yield _conv(site, s.d_inner + 2 * group, s.d_conv, bias=s.conv_bias)

@@ -28,6 +28,8 @@ class Site(Struct, frozen=True):
     """Tokens of one sequence that attention can look at."""
     source: int
     """Encoder tokens of one sequence, for cross attention."""
+    permille: Dim = 1000
+    """Share of the tokens that reach the module."""
 
     @property
     def rows(self) -> Num:

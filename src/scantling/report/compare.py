@@ -24,7 +24,7 @@ def compare(*given: Any, context: int | None = None, batch: int = 1) -> dict[str
     Example:
         >>> found = compare("gpt2", "llama-3.1-405b")
         >>> found["decomposition"][0]["text"]
-        '…'
+        '×3261 = depth ×10.5 · width² ×455 · rest ×0.683; body ×4722'
     """
     if len(given) < 2:
         raise FieldError("compare", None, "needs two models or more")

@@ -147,8 +147,10 @@ def print_infeasible(out: Console, front: Front) -> None:
         if count:
             out.print(f"  {count:>14,}  {name}")
     for limit in infeasible(front)["binding"]:
-        out.print(f"[bold]{limit['limit']}[/bold]: {limit['allowed']:,.6g} allowed, at least "
-                  f"{limit['needed']:,.6g} needed")  # fmt: skip
+        amounts = ""
+        if limit["needed"] is not None:
+            amounts = f": {limit['allowed']:,.6g} allowed, at least {limit['needed']:,.6g} needed"
+        out.print(f"[bold]{limit['limit']}[/bold]{amounts}")
     for shape in swept.closest[:1]:
         table_size = b.vocab_size * shape["d_model"]
         if table_size > b.params:

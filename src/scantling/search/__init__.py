@@ -141,6 +141,8 @@ def binding_axes(front: Front) -> list[dict[str, Any]]:
     for axis in front.axes:
         value = getattr(front.chosen.features, axis.name, None) if front.feasible else None
         on = value is not None and not axis.opened and binding(value, axis.low, axis.high)
+        if value is not None and axis.low is not None and not axis.opened:
+            on = on or value < axis.low
         found.append({
             "axis": axis.name, "bounds": [axis.low, axis.high], "binding": on,
             "value": None if value is None else float(value), "why": axis.why,
@@ -192,9 +194,15 @@ def infeasible(front: Front) -> dict[str, Any]:
         for name, least in swept.least.items() if least > (allowed[name] or 0)
     ]  # fmt: skip
     for name, count in swept.removed.items():
-        if name.startswith("params") and count >= swept.evaluated:
+        if not swept.evaluated and count:
+            found.append({"limit": name, "allowed": None, "needed": None})
+        elif name.startswith("params") and count >= swept.evaluated:
             needed = swept.closest[0]["total"] if swept.closest else None
             found.append({"limit": name, "allowed": b.params, "needed": needed})
+    if not swept.considered:
+        axes = ", ".join((*b.fixed, *b.bounded)) or "n_head"
+        what = f"no shape has the axes asked for: {axes}"
+        found.append({"limit": what, "allowed": None, "needed": None})
     return {"binding": found, "removed": swept.removed, "closest": swept.closest}
 
 

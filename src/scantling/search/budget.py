@@ -16,6 +16,11 @@ from scantling.spec.workload import dtype_name
 AXES = ("n_layer", "d_model", "d_head", "n_head", "n_kv_head", "d_ff")
 """The dimensions a dense shape is searched over; d_ff is solved, not enumerated."""
 
+COUNTS = (
+    "params", "tokens", "vocab_size", "train_context", "serve_context", "serve_batch", "n_gpu",
+    "tp", "multiple",
+)  # fmt: skip
+
 OBJECTIVES = ("loss", "training_days", "kv_bytes_per_token", "decode_s")
 """What a front weighs, all smaller is better."""
 
@@ -146,9 +151,13 @@ def _check(b: Budget) -> None:
     b.hardware.rate(dtype_name(b.dtype))  # an unknown chip or dtype is an error here
     dtype_name(b.kv_dtype)
     law(b.law)
-    for name in ("params", "tokens", "vocab_size", "train_context", "serve_context", "n_gpu", "tp"):
+    for name in COUNTS:
         if getattr(b, name) < 1:
             raise FieldError(name, getattr(b, name), "must be at least 1")
+    for name in ("days", "gpu_hours", "kv_bytes_per_token", "tpot_s"):
+        value = getattr(b, name)
+        if value is not None and not value > 0:
+            raise FieldError(name, value, "must be above zero")
     if b.params > LARGEST_MODEL:
         raise FieldError("params", f"{b.params:.3g}", "is beyond every model", "at most 20T")
     for name in ("vocab_size", "train_context", "serve_context", "serve_batch", "tp", "multiple"):

@@ -80,8 +80,8 @@ def explain(c: Candidate, field: str, *, unaligned: bool = False) -> Reason:
     Example:
         >>> from scantling.search.budget import budget
         >>> c = candidate(catalog.model("llama-3.1-8b"), budget(params=8 * 10**9))
-        >>> explain(c, "n_kv_head").shared_by[0]
-        'mistral-7b-v0.1'
+        >>> "mistral-7b-v0.3" in explain(c, "d_ff").shared_by
+        True
     """
     if field != "tied" and not has(c.spec, field):
         known = [f for f in FIELDS if f == "tied" or has(c.spec, f)]

@@ -134,7 +134,8 @@ def space(b: Budget) -> Space:
     structures = tuple(
         template(tied=t, vocab_size=b.vocab_size, context=context, qk_norm=b.qk_norm) for t in kinds
     )
-    rows = np.concatenate([_attention_rows(b, width) for width in _widths(b)])
+    none = np.empty((0, 4), dtype=np.int64)
+    rows = np.concatenate([none, *(_attention_rows(b, width) for width in _widths(b))])
     low, high = _depths(b, rows[:, 0])
     shapes = (high - low + 1) * len(structures)
     limits = _head_limits(b, rows[:, 2], rows[:, 3])
@@ -221,7 +222,12 @@ def _attention_rows(b: Budget, width: int) -> NDArray[np.int64]:
     found = [np.empty((0, 4), dtype=np.int64)]
     for h in head_widths:
         low = max(1, -(-int((ratio.low or 0) * width) // h))
-        low, high = _span(b, "n_head", low, int((ratio.high or 2) * width) // h)
+        high = int((ratio.high or 2) * width) // h
+        if "n_head" in b.fixed:
+            low = high = b.fixed["n_head"]
+        elif "n_head" in b.bounded:  # a bound narrows the axis, only a fixed value opens it
+            low = max(low, b.bounded["n_head"].low)
+            high = min(high, b.bounded["n_head"].high)
         heads = np.arange(low, high + 1, dtype=np.int64)
         largest = int(heads.max(initial=1)) if opened else int(group.high or 8)
         for g in range(1, largest + 1):
@@ -255,21 +261,20 @@ def unpriced(b: Budget) -> list[Axis]:
     """The axes no objective prices, with their bounds and reasons."""
     known = bounds()
 
-    def axis(name: str, field: str | None, key: str) -> Axis:
-        opened = field is not None and (field in b.fixed or field in b.bounded)
-        one = known[key]
-        if opened and field is not None:
-            low, high = _span(b, field, 1, 2**40)
-            return Axis(name, low, high, f"--fix or --bound {field}", opened=True)
+    def axis(name: str, field: str, *, bound_opens: bool = False) -> Axis:
+        one = known[name]
+        if field in b.fixed or (bound_opens and field in b.bounded):
+            low, high = _span(b, field, 1, 2**40) if name == field else (None, None)
+            return Axis(name, low, high, f"opened by --fix or --bound {field}", opened=True)
         return Axis(name, one.low, one.high, one.reason)
 
     rule = f"tied when the table is more than {TIE_ABOVE:.0%} of the parameters"
     return [
-        axis("n_kv_head", "n_kv_head", "n_kv_head"),
-        axis("kv_group", "n_kv_head", "kv_group"),
-        axis("d_head", "d_head", "d_head"),
-        axis("attention_width_ratio", "n_head", "attention_width_ratio"),
-        axis("mlp_attention_ratio", "d_ff", "mlp_attention_ratio"),
+        axis("n_kv_head", "n_kv_head", bound_opens=True),
+        axis("kv_group", "n_kv_head", bound_opens=True),
+        axis("d_head", "d_head"),
+        axis("attention_width_ratio", "n_head"),
+        axis("mlp_attention_ratio", "d_ff"),
         Axis("tied", None, None, "--tied or --untied" if b.tied is not None else rule,
              opened=b.tied is not None),
         Axis("layout", None, None, "every layer attends to the whole context"),

@@ -73,6 +73,8 @@ def price(spec: Spec, b: Budget, multiple: int, width: int | None = None) -> Pri
 
 def feasibility(p: Priced, b: Budget) -> dict[str, NDArray[np.bool_]]:
     """Per hard limit the mask of shapes that keep it, cheap limits only."""
+    import numpy as np
+
     share: Any = abs(p.counted.total / b.params - 1)
     found: dict[str, Any] = {f"params within ±{b.tolerance:.2%}": share <= b.tolerance}
     found |= dict(masks(p.spec))
@@ -91,7 +93,7 @@ def feasibility(p: Priced, b: Budget) -> dict[str, NDArray[np.bool_]]:
         found["tying rule"] = ~small if p.spec.tied else small
     if b.kv_bytes_per_token is not None:
         found[KV_LIMIT] = p.kv_bytes_per_token <= b.kv_bytes_per_token
-    return found
+    return {name: np.broadcast_to(mask, len(share)) for name, mask in found.items()}
 
 
 def objectives(p: Priced, b: Budget) -> dict[str, Any]:
@@ -209,10 +211,10 @@ def _note_closest(tally: Tally, p: Priced, masks_: dict[str, NDArray[np.bool_]],
         others = np.logical_and.reduce([m for name, m in masks_.items() if name != KV_LIMIT])
         tally.need(KV_LIMIT, p.kv_bytes_per_token[others])
     distance = np.abs(p.counted.total / b.params - 1)
-    at = int(np.argmin(distance))
     dims = {k: getattr(p.spec, k) for k in COLUMNS[1:-1]}
-    shape = {k: int(v[at]) if hasattr(v, "dtype") else int(v) for k, v in dims.items()}
-    shape["total"] = int(p.counted.total[at])  # type: ignore[index]
-    tally.closest.append((float(distance[at]), {**shape, "tied": p.spec.tied}))
+    for at in np.argsort(distance, kind="stable")[:3]:
+        shape = {k: int(v[at]) if hasattr(v, "dtype") else int(v) for k, v in dims.items()}
+        shape["total"] = int(p.counted.total[at])  # type: ignore[index]
+        tally.closest.append((float(distance[at]), {**shape, "tied": p.spec.tied}))
     tally.closest.sort(key=lambda pair: pair[0])
     del tally.closest[3:]

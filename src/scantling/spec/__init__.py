@@ -1,5 +1,6 @@
 """What a model is and how it is used."""
 
+from scantling.spec.decode import decode
 from scantling.spec.model import Embeddings, Head, LearnedPosition, Run, Spec, Stack
 from scantling.spec.modules import (
     Alibi,
@@ -81,6 +82,7 @@ __all__ = [
     "Workload",
     "attention",
     "check",
+    "decode",
     "dimensions",
     "divisors",
     "dtype_bytes",

@@ -320,6 +320,16 @@ class Branch(Struct, frozen=True, forbid_unknown_fields=True):
     copies: Dim | None = None
     """Distinct weight sets over all occurrences (ALBERT 1, Zamba 1 or 2); None is one each."""
 
+    @property
+    def name(self) -> str:
+        """What the module is, in names of tensors and in errors."""
+        module = self.module
+        if isinstance(module, Dense | Experts):
+            return "ffn"
+        if isinstance(module, GroupedAttention) and module.cross:
+            return "cross_attention"
+        return "attention" if isinstance(module, GroupedAttention | LatentAttention) else "mixer"
+
 
 class Block(Struct, frozen=True, forbid_unknown_fields=True):
     """Branches side by side around one residual, with shared norms where they have them."""

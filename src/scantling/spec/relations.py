@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from scantling.errors import FieldError
 from scantling.spec import modules as m
+from scantling.spec.decode import decode
 from scantling.spec.model import Run, Spec, Stack
 from scantling.spec.vary import nodes
 
@@ -117,11 +118,7 @@ def check(spec: Spec) -> Spec:
             ...
         scantling.errors.FieldError: decoder.layer.attention.n_kv_head 6 must divide n_head 32; use 4 or 8
     """  # noqa: E501 - the error is one line
-    try:
-        msgspec.convert(msgspec.to_builtins(spec), Spec)
-    except msgspec.ValidationError as error:
-        text, _, path = str(error).partition(" - at `$.")
-        raise FieldError(path.rstrip("`") or "spec", None, f"is wrong: {text}") from None
+    decode(msgspec.to_builtins(spec))
     for stack_name in ("decoder", "encoder"):
         stack = getattr(spec, stack_name)
         if stack is not None:
@@ -129,24 +126,10 @@ def check(spec: Spec) -> Spec:
     for path, node in nodes(spec):
         for relation in RELATIONS:
             if isinstance(node, relation.of) and not relation.holds(node):
-                field = f"{tidy(path)}.{relation.field}"
+                field = f"{path}.{relation.field}"
                 value = getattr(node, relation.field)
                 raise FieldError(field, value, relation.message(node), relation.hint(node))
     return spec
-
-
-def tidy(path: str) -> str:
-    """A path for people: ``decoder.kinds.layer.blocks.0.branches.0.module`` is long."""
-    steps = path.split(".")
-    if "branches" in steps and "module" in steps:
-        blocks = steps.index("blocks")
-        name = {"0": "attention", "1": "ffn"}.get(steps[blocks + 1], f"block {steps[blocks + 1]}")
-        if steps[steps.index("branches") + 1] != "0":
-            name = "ffn"
-        rest = steps[steps.index("module") + 1 :]
-        kind = steps[steps.index("kinds") + 1]
-        return ".".join([steps[0], kind, name, *rest])
-    return ".".join(s for s in steps if s != "kinds")
 
 
 def _check_layout(stack: Stack, name: str) -> None:
@@ -168,7 +151,9 @@ def masks(spec: Spec) -> Iterator[tuple[str, NDArray[np.bool_]]]:
     for _, node in nodes(spec):
         for relation in RELATIONS:
             if isinstance(node, relation.of):
-                yield relation.name, relation.holds(node)
+                mask = relation.holds(node)
+                if mask is not True:  # the relation has nothing to say of this structure
+                    yield relation.name, mask
 
 
 __all__ = ["RELATIONS", "Relation", "Run", "check", "divisors", "masks"]

@@ -18,23 +18,37 @@ from msgspec.structs import replace
 from scantling.arith import Dim
 from scantling.errors import FieldError, nearest
 from scantling.spec.model import Run, Spec, Stack
-from scantling.spec.modules import GroupedAttention, LatentAttention, Layer
+from scantling.spec.modules import Block, GroupedAttention, LatentAttention, Layer
 
 Change = int | bool | Any
 
 
+WRAPPERS = {"kinds", "blocks", "branches", "module"}
+"""Fields that only hold others: paths leave them out."""
+
+
 def nodes(node: object, path: str = "") -> Iterator[tuple[str, Struct]]:
-    """Every struct of a tree with its dotted path, parents first."""
+    """Every struct of a tree with its path for people, parents first.
+
+    Example:
+        >>> from scantling import catalog
+        >>> [p for p, node in nodes(catalog.model("gpt2")) if isinstance(node, GroupedAttention)]
+        ['decoder.layer.attention']
+    """
     if isinstance(node, tuple):
         for i, item in enumerate(node):
-            name = item.name if isinstance(item, Layer) else str(i)
-            yield from nodes(item, f"{path}.{name}" if path else name)
+            name = "" if isinstance(item, Block) else getattr(item, "name", str(i))
+            yield from nodes(item, _join(path, name))
     elif isinstance(node, Struct):
         yield path, node
         for field in node.__struct_fields__:
             value = getattr(node, field)
             if isinstance(value, Struct | tuple):
-                yield from nodes(value, f"{path}.{field}" if path else field)
+                yield from nodes(value, path if field in WRAPPERS else _join(path, field))
+
+
+def _join(path: str, name: str) -> str:
+    return f"{path}.{name}" if path and name else path or name
 
 
 def rewrite(node: Any, change: Callable[[Struct], Struct]) -> Any:
@@ -78,7 +92,7 @@ def vary(spec: Spec, **changes: Change) -> Spec:
 
 def _vary_one(spec: Spec, field: str, value: Change, kind: str) -> Spec:
     if field == "n_layer":
-        return replace(spec, decoder=_with_depth(spec.decoder, value))
+        return _vary_depth(spec, value, kind)
     if not kind and field in Spec.__struct_fields__ and field not in {"decoder", "encoder"}:
         return replace(spec, **{field: value})
     found = False
@@ -92,20 +106,37 @@ def _vary_one(spec: Spec, field: str, value: Change, kind: str) -> Spec:
 
     def change_kind(node: Struct) -> Struct:
         if isinstance(node, Layer) and kind in {"", node.name}:
-            return _keep(rewrite(node.blocks, change), node)
+            return replace(node, blocks=rewrite(node.blocks, change))
         return node
 
     new: Spec = rewrite(spec, change_kind)
+    if not kind:
+        new = replace(new, embeddings=rewrite(new.embeddings, change))
     if not found:
-        known = fields(spec)
-        near = nearest(field, known)
-        hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(known)}"
-        raise FieldError(field, None, "is no dimension of this model", hint)
+        raise _unknown(spec, field, kind)
     return new
 
 
-def _keep(blocks: Any, layer: Layer) -> Layer:
-    return replace(layer, blocks=blocks)
+def _vary_depth(spec: Spec, value: Change, stack: str) -> Spec:
+    if stack == "encoder" and spec.encoder is not None:
+        return replace(spec, encoder=_with_depth(spec.encoder, value))
+    if stack not in {"", "decoder"}:
+        raise FieldError(f"{stack}.n_layer", None, "is no depth", "n_layer is of a whole stack")
+    return replace(spec, decoder=_with_depth(spec.decoder, value))
+
+
+def _unknown(spec: Spec, field: str, kind: str) -> FieldError:
+    stacks = [spec.decoder] if spec.encoder is None else [spec.decoder, spec.encoder]
+    known_kinds = [k.name for stack in stacks for k in stack.kinds]
+    if kind and kind not in known_kinds:
+        near = nearest(kind, known_kinds, 1)
+        hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(known_kinds)}"
+        return FieldError(kind, None, "is no layer kind of this model", hint)
+    known = [f for f in fields(spec) if f != field]
+    near = nearest(field, known, 1)
+    hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(known)}"
+    where = f"layer kind {kind}" if kind else "this model"
+    return FieldError(field, None, f"is no dimension of {where}", hint)
 
 
 def _is_set(node: Struct, field: str) -> bool:
@@ -145,12 +176,12 @@ def _is_union(kind: Any) -> bool:
 def dimensions(spec: Spec) -> dict[str, Dim]:
     """Every dimension of a model by its short name.
 
-    A name that several layer kinds have is that of the kind that occurs last.
+    A name that several layer kinds have is that of the last kind in the pattern of the last run.
 
     Example:
         >>> from scantling import catalog
         >>> list(dimensions(catalog.model("gpt2")))
-        ['d_model', 'n_layer', 'vocab_size', 'n_head', 'n_kv_head', 'd_head', 'd_ff']
+        ['d_model', 'n_layer', 'vocab_size', 'n_head', 'n_kv_head', 'd_head', 'd_ff', 'rows']
     """
     found = {"d_model": spec.d_model, "n_layer": spec.n_layer, "vocab_size": spec.vocab_size}
     last = spec.decoder.layout[-1].pattern[-1]
@@ -160,11 +191,15 @@ def dimensions(spec: Spec) -> dict[str, Dim]:
                 value = getattr(node, field)
                 if value is not None and field not in found:
                     found[field] = value
+    for _, node in nodes(spec.embeddings):
+        for field in dimension_fields(type(node)):
+            if getattr(node, field) is not None:
+                found.setdefault(field, getattr(node, field))
     return found
 
 
 def read(spec: Spec, field: str) -> Dim:
-    """A dimension by its short name: of the kind that occurs last, else of any kind.
+    """A dimension by its short name: of the last kind of the last run, else of any kind.
 
     Raises:
         FieldError: If no part of this model has it.
