@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from scantling.sources import read_data
+
+
+@functools.cache
+def _constants() -> dict[str, Any]:
+    found: dict[str, Any] = read_data("laws.toml")["hyperparameters"]
+    return found
 
 
 def hyperparameters(body: float, tokens: float) -> dict[str, Any]:
@@ -26,7 +33,7 @@ def hyperparameters(body: float, tokens: float) -> dict[str, Any]:
         >>> 1e-4 < h["learning_rate"]["value"] < 3e-3, h["extrapolated"]
         (True, False)
     """
-    c = read_data("laws.toml")["hyperparameters"]
+    c = _constants()
     rate = c["rate"] * body ** c["rate_body"] * tokens ** c["rate_tokens"]
     batch = c["batch"] * tokens ** c["batch_tokens"]
     outside = not (c["body"][0] <= body <= c["body"][1] and tokens <= c["tokens"][1])

@@ -53,7 +53,7 @@ def experts(f: Experts, site: Site) -> Iterator[Op]:
     if f.shared is not None:
         s = f.shared
         part: Part = "shared_experts"
-        yield from _feedforward(s.d_shared, f.gated, False, False, part, "shared_", site)  # noqa: FBT003
+        yield from _feedforward(s.d_shared, f.gated, s.bias, s.bias, part, "shared_", site)
         if s.gate:
             yield site.matmul(
                 "shared_expert_gate", "router", (("shared_expert_gate", 1),), site.width

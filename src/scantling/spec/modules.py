@@ -245,6 +245,7 @@ class SharedExpert(Struct, frozen=True, tag="shared", forbid_unknown_fields=True
     d_shared: Dim
     gate: bool = False
     """A learned scalar gate (Qwen2-MoE); its weights count as router."""
+    bias: bool = False
 
 
 class Router(Struct, frozen=True, tag="router", forbid_unknown_fields=True):

@@ -104,6 +104,7 @@ class Fields(Struct, kw_only=True, forbid_unknown_fields=True):
     top_k_group: Dim | None
     d_shared: Dim | None
     shared_gate: bool
+    shared_bias: bool
     sparse: Flags
     n_mtp: int
 
@@ -207,7 +208,7 @@ def _mixer(f: Fields, windowed: bool, roped: bool) -> Mixer:
 def _feedforward(f: Fields, sparse: bool) -> FeedForward:
     if not sparse:
         return Dense(f.d_ff, f.gated, f.activation, f.ff_in_bias, f.ff_out_bias)  # type: ignore[arg-type]
-    shared = None if f.d_shared is None else SharedExpert(f.d_shared, f.shared_gate)
+    shared = None if f.d_shared is None else SharedExpert(f.d_shared, f.shared_gate, f.shared_bias)
     router = Router(f.scoring, f.router_bias, f.correction, f.n_expert_group, f.top_k_group)
     return Experts(
         n_expert=f.n_expert, top_k=f.top_k, d_expert=f.d_expert, gated=f.gated,  # type: ignore[arg-type]
@@ -383,5 +384,6 @@ def _feedforward_values(feedforwards: list[FeedForward]) -> dict[str, Any]:
         "n_expert_group": router.n_expert_group, "top_k_group": router.top_k_group,
         "d_shared": None if shared is None else shared.d_shared,
         "shared_gate": shared is not None and shared.gate,
+        "shared_bias": shared is not None and shared.bias,
         "sparse": [isinstance(f, Experts) for f in feedforwards],
     }  # fmt: skip

@@ -1,0 +1,299 @@
+"""A Hugging Face config into a spec."""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from scantling.arith import LARGEST
+from scantling.errors import FieldError, nearest, shorten
+from scantling.formats.hf.expression import evaluate, parse
+from scantling.formats.hf.fields import Fields, to_spec
+from scantling.formats.hf.types import ModelType, kinds, model_type, model_types, words_of
+from scantling.spec import Spec, check
+
+LARGEST_DEPTH = 10_000
+
+
+class Imported(Struct, frozen=True):
+    """A spec read from a config, with what was noticed on the way."""
+
+    spec: Spec
+    model_type: str
+    notes: tuple[str, ...] = ()
+    n_mtp: int = 0
+    """Multi-token-prediction modules the config names; they are outside every count."""
+
+
+def read(config: dict[str, Any]) -> Imported:
+    """Read a config.
+
+    Args:
+        config: The parsed ``config.json``.
+
+    Returns:
+        The spec, its model type, and notes: class defaults that were filled in, keys that have
+        no effect on this type, numbers written as 4096.0.
+
+    Raises:
+        FieldError: Naming the field, the value and what would be right.
+
+    Example:
+        >>> config = {"model_type": "llama", "num_key_value_heads": 8, "intermediate_size": 14336}
+        >>> read(config).spec.d_ff
+        14336
+    """
+    config, kind = _text_part(config)
+    notes: list[str] = []
+    config = _classic_rope(config)
+    values = {}
+    missing = []
+    for key, default in kind.keys.items():
+        found = [s for s in kind.spellings(key) if s in config]
+        if not found:
+            values[key] = default
+            missing.append((key, default))
+            continue
+        values[key] = _value(found[0], kinds()[key], config[found[0]], notes)
+        for other in found[1:]:
+            if config[other] != config[found[0]]:
+                text = f"{other} {shorten(config[other])} is not read: {found[0]} is"
+                notes.append(f"{text} {shorten(config[found[0]])}")
+    for key, default in missing:
+        if kinds()[key] in {"size", "depth"} and default is not None and key in SHAPE_KEYS:
+            notes.append(f"assumed: {key} is not given, the class default is {default}")
+    notes += _without_effect(config, kind)
+    if not evaluate(kind.supports, values):
+        key = next(k for k in kind.keys if k in parse(kind.supports)[1])
+        given = values[key]
+        raise FieldError(kind.spellings(key)[0], given, "builds a model this reader cannot count")
+    fields = _evaluate(kind, values, {k for k in kind.keys if config.get(k, 0) is None})
+    _check_lists(fields, values, notes)
+    spec = _framed(kind, fields)
+    if not evaluate(kind.requires, values):
+        notes.append(f"the class of {kind.name} needs {kind.requires}, which does not hold")
+    return Imported(spec, kind.name, tuple(notes), fields.n_mtp)
+
+
+SHAPE_KEYS = {
+    "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim",
+    "intermediate_size", "vocab_size", "moe_intermediate_size", "num_local_experts",
+    "q_lora_rank", "kv_lora_rank",
+}  # fmt: skip
+"""Keys so often present that a default filled in for one is worth a note."""
+
+
+def _text_part(config: dict[str, Any]) -> tuple[dict[str, Any], ModelType]:
+    """The text part of a multimodal config, with its model type."""
+    name = config.get("model_type")
+    if name is None:
+        name = _type_of_architecture(config.get("architectures"))
+    kind = model_type(name)
+    if kind.text is None:
+        return config, kind
+    inner = config.get("text_config")
+    inner = {} if inner is None else inner
+    if not isinstance(inner, dict):
+        raise FieldError("text_config", inner, "must be an object")
+    inner = {"model_type": kind.text, **inner}
+    if "tie_word_embeddings" in config:
+        inner.setdefault("tie_word_embeddings", config["tie_word_embeddings"])
+    text = model_type(inner["model_type"])
+    if text.text is not None:
+        raise FieldError("text_config.model_type", text.name, "names no text model",
+                         f"use {kind.text}")  # fmt: skip
+    return inner, text
+
+
+def _type_of_architecture(architectures: object) -> str:
+    """The model type whose class is named, for a config without ``model_type``."""
+    if isinstance(architectures, list):
+        for name, kind in model_types().items():
+            if kind.architecture and kind.architecture in architectures:
+                return name
+    raise FieldError(
+        "model_type", None, "is missing", f"write one of {', '.join(sorted(model_types()))}"
+    )
+
+
+def _classic_rope(config: dict[str, Any]) -> dict[str, Any]:
+    """The rotary keys in one spelling: ``rope_theta``, ``rope_scaling``, ``rope_local_base_freq``.
+
+    transformers 5 nests them in ``rope_parameters``, by layer type in Gemma 3.
+    """
+    nested = config.get("rope_parameters")
+    if not isinstance(nested, dict):
+        return config
+    flat = {k: v for k, v in config.items() if k != "rope_parameters"}
+    if isinstance(nested.get("full_attention"), dict):
+        local = nested.get("sliding_attention") or {}
+        if not isinstance(local, dict):
+            raise FieldError("rope_parameters.sliding_attention", local, "must be an object")
+        if "rope_theta" in local:
+            flat.setdefault("rope_local_base_freq", local["rope_theta"])
+        nested = nested["full_attention"]
+    nested = dict(nested)
+    for key in ("rope_theta", "partial_rotary_factor"):
+        if key in nested:
+            flat.setdefault(key, nested.pop(key))
+    if nested.get("rope_type", "default") != "default":
+        flat.setdefault("rope_scaling", nested)
+    return flat
+
+
+def _value(key: str, kind: str, value: object, notes: list[str]) -> Any:
+    """One config value, checked against what its key holds."""
+    if value is None:
+        return None
+    if kind in {"size", "count", "depth"}:
+        return _integer(key, kind, value, notes)
+    if kind == "flag":
+        if not isinstance(value, bool):
+            raise FieldError(key, _shown(value), "must be true or false")
+        return value
+    if kind in {"real", "positive", "share"}:
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise FieldError(key, _shown(value), "must be a number")
+        if not -1e30 < value < 1e30:
+            raise FieldError(key, value, "is beyond every model")
+        if (kind == "positive" and value <= 0) or (kind == "share" and not 0 < value <= 1):
+            rule = "must be above zero" if kind == "positive" else "must lie between 0 and 1"
+            raise FieldError(key, value, rule)
+        return float(value)
+    expected = {"text": str, "object": dict}.get(kind, list)
+    if not isinstance(value, expected):
+        name = {"text": "text", "object": "an object"}.get(kind, "a list over the layers")
+        raise FieldError(key, _shown(value), f"must be {name}")
+    if kind in {"flags", "layers"}:
+        return [_integer(key, "count", int(v) if isinstance(v, bool) else v, notes) for v in value]
+    if kind == "names":
+        _check_words(key, value)
+    return value
+
+
+def _check_words(key: str, value: Any) -> None:
+    """A list of names may hold known words only: another would count as something else."""
+    words = words_of(key)
+    for word in value:
+        if word not in words:
+            near = nearest(str(word), words, 1)
+            hint = f"did you mean {near[0]}?" if near else f"use {', '.join(words)}"
+            raise FieldError(key, _shown(word), "is no kind of layer of this type", hint)
+
+
+def _integer(key: str, kind: str, value: object, notes: list[str]) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise FieldError(key, _shown(value), "must be a whole number")
+    low = 0 if kind == "count" else 1
+    high = LARGEST_DEPTH if kind == "depth" else LARGEST
+    if not low <= value <= high:
+        raise FieldError(key, value, f"must lie between {low} and {high:,}")
+    if value != int(value):
+        raise FieldError(key, value, "must be a whole number")
+    if isinstance(value, float):
+        notes.append(f"{key} is written as {value}, read as {int(value)}")
+    return int(value)
+
+
+def _shown(value: object) -> str:
+    return f"'{value}' (text)" if isinstance(value, str) else f"{shorten(value)}"
+
+
+def _without_effect(config: dict[str, Any], kind: ModelType) -> list[str]:
+    """Keys that shape other model types and that this one does not read."""
+    read_keys = {s for key in kind.keys for s in kind.spellings(key)}
+    shaping = set(kinds()) | {
+        s for other in model_types().values() for names in other.spelled.values() for s in names
+    }
+    notes = []
+    for key, value in config.items():
+        if key in read_keys or value in (None, False):
+            continue
+        near = difflib.get_close_matches(key, read_keys, 1, cutoff=0.88)
+        if key in shaping:
+            notes.append(f"{key} has no effect on the shape of model type {kind.name}")
+        elif near and near[0] not in config:
+            notes.append(f"{key} is not read; did you mean {near[0]}?")
+    return notes
+
+
+def _evaluate(kind: ModelType, values: dict[str, Any], null: set[str]) -> Fields:
+    found = {}
+    for field, text in kind.expressions.items():
+        try:
+            found[field] = evaluate(text, values)
+        except IndexError:
+            raise _too_short(kind, text, values) from None
+        except (TypeError, ZeroDivisionError) as error:
+            names = sorted(parse(text)[1])
+            none = [k for k in names if values.get(k) is None]
+            wrong = [k for k in names if k in null] or none or names
+            what = "must not be null" if values.get(wrong[0]) is None else f"is unusable: {error}"
+            raise FieldError(kind.spellings(wrong[0])[0], None, what) from None
+    try:
+        return msgspec.convert(found, Fields)
+    except msgspec.ValidationError as error:
+        text, _, path = str(error).partition(" - at `$.")
+        field = path.rstrip("`").split("[")[0]
+        names = [n for n in sorted(parse(kind.expressions[field])[1]) if n in kind.keys]
+        key = kind.spellings(names[0])[0] if names else field
+        value = values.get(names[0]) if names else found[field]
+        rule = "must not be null" if value is None else f"is wrong for {field}: {text}"
+        raise FieldError(key, value, rule) from None
+
+
+def _too_short(kind: ModelType, text: str, values: dict[str, Any]) -> FieldError:
+    """The error of a list over the layers that ends before they do."""
+    lists = [k for k in sorted(parse(text)[1]) if isinstance(values.get(k), list)]
+    n_layer = values["num_hidden_layers"]
+    key = min(lists, key=lambda k: len(values[k]))
+    what = f"has {len(values[key])} entries for {n_layer} layers"
+    return FieldError(kind.spellings(key)[0], None, what, f"write {n_layer}")
+
+
+def _check_lists(f: Fields, values: dict[str, Any], notes: list[str]) -> None:
+    """Lists over the layers: too short is an error, too long is cut with a note."""
+    for field in ("windowed", "roped", "sparse"):
+        flags = getattr(f, field)
+        if isinstance(flags, list) and len(flags) != f.n_layer:
+            named = ("layer_types", "no_rope_layers", "moe_layers")
+            same = [k for k in named if values.get(k) and len(values[k]) == len(flags)]
+            key = same[0] if same else field
+            if len(flags) < f.n_layer:
+                what = f"has {len(flags)} entries for {f.n_layer} layers"
+                raise FieldError(key, None, what, f"write {f.n_layer}")
+            notes.append(f"{key} has {len(flags)} entries for {f.n_layer} layers; the rest is cut")
+            setattr(f, field, flags[: f.n_layer])
+
+
+def _framed(kind: ModelType, fields: Fields) -> Spec:
+    """Assemble and check; an error in a spec's field is told in the config's own key."""
+    needed = {"d_ff": fields.n_expert is None or fields.sparse is not True}
+    if fields.n_expert is not None:
+        needed |= {"top_k": True, "d_expert": True}
+    if kind.expressions["kv_rank"] != "None":
+        needed |= {"kv_rank": True, "d_nope": True, "d_rope": True, "d_value": True}
+    if not 0 < fields.rope_fraction <= 1:
+        own = parse(kind.expressions["rope_fraction"])[1] - parse(kind.expressions["d_head"])[1]
+        key = next(k for k in kind.keys if k in own)
+        share = f"rotates {fields.rope_fraction:g} of each head"
+        raise FieldError(kind.spellings(key)[0], None, share, "at most all of it")
+    if isinstance(fields.sparse, list) and fields.n_expert is not None:
+        needed["d_ff"] = not all(fields.sparse)
+    for field, wanted in needed.items():
+        if wanted and getattr(fields, field) is None:
+            names = [n for n in sorted(parse(kind.expressions[field])[1]) if n in kind.keys]
+            raise FieldError(kind.spellings(names[0])[0] if names else field, None,
+                             "must not be null")  # fmt: skip
+    try:
+        return check(to_spec(fields))
+    except FieldError as error:
+        field = error.path.rsplit(".", 1)[-1]
+        own = {text: kind.spellings(k)[0] for k, text in kind.write.items() if k in kind.keys}
+        if field not in own:
+            raise
+        rule = " ".join(own.get(word, word) for word in error.rule.split())
+        raise FieldError(own[field], error.value, rule, error.hint) from None

@@ -1,0 +1,83 @@
+"""A spec as a Hugging Face config."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from scantling.errors import FieldError, ScantlingError
+from scantling.formats.hf.expression import evaluate
+from scantling.formats.hf.fields import Fields, from_spec
+from scantling.formats.hf.read import read
+from scantling.formats.hf.types import ModelType, kinds, model_type, model_types, table
+from scantling.spec import Spec
+
+WRITE_ORDER = (
+    "llama", "qwen2", "qwen3", "olmo2", "mistral", "smollm3", "granite", "qwen3_moe", "mixtral",
+    "deepseek_v3", "deepseek_v2", "gpt_oss", "gemma3_text", "gpt2",
+)  # fmt: skip
+"""Types tried first when a spec is written: the ones most runtimes know."""
+
+
+def write(spec: Spec, like: str | None = None) -> dict[str, Any]:
+    """Write a spec as a config of the first model type that says exactly the same.
+
+    The proof is the way back: the config that is returned reads as a spec equal to the one given.
+
+    Args:
+        spec: The spec.
+        like: The model type to use; by default the first that fits.
+
+    Raises:
+        ScantlingError: If no model type of the table (or not the one asked for) can say it.
+
+    Example:
+        >>> from scantling import catalog
+        >>> write(catalog.model("qwen3-8b"))["model_type"]
+        'qwen3'
+    """
+    fields = from_spec(spec)
+    order = [like] if like else list(dict.fromkeys((*WRITE_ORDER, *sorted(model_types()))))
+    for name in order:
+        kind = model_type(name)
+        if fields is None or kind.text is not None:
+            continue
+        if (kind.expressions["n_expert"] == "None") != (fields.n_expert is None):
+            continue
+        config = _write_as(kind, fields)
+        try:
+            if config is not None and read(config).spec == spec:
+                return config
+        except ScantlingError:
+            continue
+    what = f"model type {like}" if like else "any Hugging Face model type of the table"
+    raise FieldError("spec", None, f"cannot be written as {what}")
+
+
+def _write_as(kind: ModelType, fields: Fields) -> dict[str, Any] | None:
+    neutral = msgspec.structs.asdict(fields)
+    config: dict[str, Any] = {"architectures": [kind.architecture], "model_type": kind.name}
+    for key, default in kind.keys.items():
+        value = default
+        if key in kind.write:
+            try:
+                value = evaluate(kind.write[key], neutral)
+            except (TypeError, ZeroDivisionError):
+                continue
+        if value is None and key not in table()["nullable"]:
+            value = default
+        if value is None and default is None:
+            continue
+        if kinds()[key] in {"size", "depth"} and value == 0:
+            return None
+        if isinstance(value, float) and isinstance(default, int) and value.is_integer():
+            value = int(value)  # the class is strict about 256.0
+        elif isinstance(value, int) and isinstance(default, float):
+            value = float(value)
+        config[kind.spellings(key)[0]] = value
+    keys = {key: config.get(kind.spellings(key)[0]) for key in kind.keys}
+    if not evaluate(kind.requires, keys):
+        return None
+    config["torch_dtype"] = "bfloat16"
+    return config
