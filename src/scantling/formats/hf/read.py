@@ -277,8 +277,9 @@ def _framed(kind: ModelType, fields: Fields) -> Spec:
     if kind.expressions["kv_rank"] != "None":
         needed |= {"kv_rank": True, "d_nope": True, "d_rope": True, "d_value": True}
     if not 0 < fields.rope_fraction <= 1:
-        own = parse(kind.expressions["rope_fraction"])[1] - parse(kind.expressions["d_head"])[1]
-        key = next(k for k in kind.keys if k in own)
+        rotary = parse(kind.expressions["rope_fraction"])[1]
+        rotary -= parse(kind.expressions["d_head"])[1]
+        key = next(k for k in kind.keys if k in rotary)
         share = f"rotates {fields.rope_fraction:g} of each head"
         raise FieldError(kind.spellings(key)[0], None, share, "at most all of it")
     if isinstance(fields.sparse, list) and fields.n_expert is not None:
