@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from scantling.errors import FieldError, UnknownNameError
-from scantling.hardware.parts import Chip, Efficiency, Network, Node, Rates, rate_name
+from scantling.hardware.parts import Chip, Efficiency, Network, Node, Rates
 from scantling.sources import read_data
 from scantling.units import SI
 
@@ -25,7 +25,6 @@ __all__ = [
     "default_efficiency",
     "network",
     "node",
-    "rate_name",
 ]
 
 NETWORK = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(b|bit|bps)(?:/s|ps)?\s*", re.IGNORECASE)

@@ -9,26 +9,7 @@ from msgspec import Struct
 
 from scantling.arith import Dim, Num, maximum, minimum
 from scantling.errors import FieldError
-
-SPELLINGS = {
-    "float32": "fp32", "float": "fp32", "tfloat32": "tf32", "float16": "fp16", "half": "fp16",
-    "bfloat16": "bf16", "float8": "fp8", "fp8e4m3": "fp8", "fp8e5m2": "fp8", "e4m3": "fp8",
-    "float8e4m3fn": "fp8", "float8e5m2": "fp8", "mxfp8": "fp8", "nvfp4": "fp4", "mxfp4": "fp4",
-    "float4": "fp4",
-}  # fmt: skip
-"""Other spellings of a rate's dtype, without punctuation."""
-
-
-def rate_name(dtype: str) -> str:
-    """The name a rate goes by, from any common spelling of a dtype.
-
-    Example:
-        >>> rate_name("torch.bfloat16"), rate_name("FP8_E4M3"), rate_name("int8")
-        ('bf16', 'fp8', 'int8')
-    """
-    plain = "".join(c for c in dtype.lower().removeprefix("torch.") if c.isalnum())
-    return SPELLINGS.get(plain, plain)
-
+from scantling.spec.workload import plain_dtype
 
 def interpolate(x: Dim, points: tuple[tuple[int, float], ...]) -> Num:
     """A curve of straight pieces through points, flat beyond its ends; elementwise on arrays.
@@ -94,11 +75,11 @@ class Efficiency(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     def matmul_at(self, dtype: str) -> float:
         """The fraction of that dtype's peak a large GEMM reaches; FP4 is taken as FP8."""
-        return self.matmul_fp8 if rate_name(dtype) in {"fp8", "fp4"} else self.matmul
+        return self.matmul_fp8 if plain_dtype(dtype) in {"fp8", "fp4"} else self.matmul
 
     def matmul_error_at(self, dtype: str) -> float:
         """The error of a GEMM's time at that dtype."""
-        return self.matmul_fp8_error if rate_name(dtype) in {"fp8", "fp4"} else self.matmul_error
+        return self.matmul_fp8_error if plain_dtype(dtype) in {"fp8", "fp4"} else self.matmul_error
 
     def attention_at(self, d_head: Dim) -> Num:
         """The fraction of the BF16 peak prefill attention reaches at a head width, or an array."""
@@ -192,7 +173,7 @@ class Chip(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             ...
             scantling.errors.FieldError: dtype bf16 has no rate on v100-sxm2-32gb (it has fp32, fp16); use fp16
         """  # noqa: E501 - a doctest compares the message as one line
-        name = rate_name(dtype)
+        name = plain_dtype(dtype)
         value = getattr(self.rates, name, None)
         if value is None:
             near = {"bf16": ["fp16"], "fp16": ["bf16"], "tf32": ["fp32"], "fp4": ["fp8"]}

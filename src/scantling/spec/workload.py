@@ -15,21 +15,37 @@ BITS = {
 }  # fmt: skip
 """Bits of one element by dtype."""
 
-DTYPE_ALIASES = {
-    "float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "half": "fp16",
-    "float8": "fp8", "float8_e4m3fn": "fp8", "e4m3": "fp8",
+SPELLINGS = {
+    "float32": "fp32", "float": "fp32", "tfloat32": "tf32", "float16": "fp16", "half": "fp16",
+    "bfloat16": "bf16", "float8": "fp8", "fp8e4m3": "fp8", "fp8e5m2": "fp8", "e4m3": "fp8",
+    "float8e4m3fn": "fp8", "float8e5m2": "fp8", "mxfp8": "fp8", "nvfp4": "fp4", "mxfp4": "fp4",
+    "float4": "fp4",
 }  # fmt: skip
+"""Other spellings of a dtype, without punctuation."""
+
+
+def plain_dtype(name: str) -> str:
+    """The short name of a dtype from any common spelling; an unknown one stays as it is.
+
+    Example:
+        >>> plain_dtype("torch.bfloat16"), plain_dtype("FP8_E4M3"), plain_dtype("int8")
+        ('bf16', 'fp8', 'int8')
+    """
+    plain = "".join(c for c in name.lower().removeprefix("torch.") if c.isalnum())
+    return SPELLINGS.get(plain, plain)
 
 
 def dtype_name(name: str) -> str:
-    """The short name of a dtype; ``torch.bfloat16`` and ``bfloat16`` are both ``bf16``.
+    """The short name of a dtype.
+
+    Raises:
+        UnknownNameError: If it is none that a size is known of.
 
     Example:
         >>> dtype_name("torch.bfloat16")
         'bf16'
     """
-    plain = name.lower().removeprefix("torch.")
-    plain = DTYPE_ALIASES.get(plain, plain)
+    plain = plain_dtype(name)
     if plain not in BITS:
         raise UnknownNameError("dtype", name, BITS)
     return plain
