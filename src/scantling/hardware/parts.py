@@ -11,6 +11,7 @@ from scantling.arith import Dim, Num, maximum, minimum
 from scantling.errors import FieldError
 from scantling.spec.workload import plain_dtype
 
+
 def interpolate(x: Dim, points: tuple[tuple[int, float], ...]) -> Num:
     """A curve of straight pieces through points, flat beyond its ends; elementwise on arrays.
 
