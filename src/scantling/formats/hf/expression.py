@@ -8,13 +8,15 @@ from collections.abc import Callable, Sequence
 from types import CodeType
 from typing import Any
 
+from scantling.arith import ceil_div, round_up
 from scantling.errors import FieldError
 from scantling.spec.relations import near_divisors
 
 ALLOWED = (
     ast.Expression, ast.Name, ast.Load, ast.Constant, ast.BinOp, ast.UnaryOp, ast.BoolOp,
     ast.Compare, ast.IfExp, ast.ListComp, ast.comprehension, ast.Store, ast.Call, ast.Subscript,
-    ast.Tuple, ast.List, ast.operator, ast.unaryop, ast.boolop, ast.cmpop,
+    ast.Tuple, ast.List,
+    ast.Dict, ast.keyword, ast.operator, ast.unaryop, ast.boolop, ast.cmpop,
 )  # fmt: skip
 """Nothing here reaches an attribute, a lambda or an import."""
 
@@ -59,7 +61,8 @@ def layer_names(
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "exact": exact, "window_of": window_of, "named": named, "over": over, "first": first,
-    "layer_names": layer_names, "range": range, "bool": bool, "int": int, "enumerate": enumerate,
+    "layer_names": layer_names, "range": range, "bool": bool, "int": int, "dict": dict, "len": len, "max": max, "min": min,
+    "round_up": round_up, "ceil_div": ceil_div, "str": str, "enumerate": enumerate,
 }  # fmt: skip
 
 

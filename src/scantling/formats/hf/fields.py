@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from scantling.arith import Dim
+from scantling.errors import FieldError
 from scantling.spec import (
     Alibi,
     Block,
@@ -21,6 +23,7 @@ from scantling.spec import (
     Full,
     GroupedAttention,
     Head,
+    Indexer,
     LatentAttention,
     Layer,
     LearnedPosition,
@@ -38,6 +41,7 @@ from scantling.spec import (
 )
 
 Flags = bool | list[bool]
+Words = str | list[str]
 
 
 class Fields(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -88,6 +92,10 @@ class Fields(Struct, kw_only=True, forbid_unknown_fields=True):
     d_nope: Dim | None
     d_rope: Dim | None
     d_value: Dim | None
+    indexer: Indexer | None
+    mixer: Words
+    mixers: dict[str, Mixer | FeedForward]
+    ffn: Words
     d_ff: Dim | None
     gated: bool
     activation: str
@@ -112,16 +120,38 @@ class Fields(Struct, kw_only=True, forbid_unknown_fields=True):
         """The norm of the residual stream."""
         return Norm(self.norm, self.norm_scale, self.norm_bias)
 
+    LISTS: ClassVar[tuple[str, ...]] = ("windowed", "roped", "sparse", "mixer", "ffn")
+    """Fields that may be a list over the layers."""
+
+    def needed(self) -> list[str]:
+        """Fields that must not be null, given the others."""
+        found = []
+        uses = set(_ffn_words(self))
+        if "dense" in uses:
+            found.append("d_ff")
+        if "experts" in uses:
+            found += ["n_expert", "top_k", "d_expert"]
+        if self.kv_rank is not None:
+            found += ["d_nope", "d_rope", "d_value"]
+        return found
+
 
 def to_spec(f: Fields) -> Spec:
-    """Assemble a spec: one layer kind per combination of window, rotation and experts."""
+    """Assemble a spec: one layer kind per combination of window, rotation, mixer and FFN."""
     local = f.window is not None or f.chunk is not None
-    windowed = f.windowed if local else False
-    roped = f.roped if f.position == "rope" else False
-    sparse = f.sparse if f.n_expert is not None else False
-    keys = list(zip(*(_per_layer(x, f.n_layer) for x in (windowed, roped, sparse)), strict=True))
-    names = _kind_names(dict.fromkeys(keys))
-    kinds = tuple(_layer(names[key], f, *key) for key in names)
+    n = int(f.n_layer)  # type: ignore[arg-type]
+    columns = (
+        _per_layer(f.windowed if local else False, n),
+        _per_layer(f.roped if f.position == "rope" else False, n),
+        _per_layer(f.mixer, n), _ffn_words(f),
+    )  # fmt: skip
+    keys = [Key(*row) for row in zip(*columns, strict=True)]
+    keys = [
+        k if "attention" in k.mixer.split("+") else k._replace(windowed=False, roped=False)
+        for k in keys
+    ]
+    names = _kind_names(list(dict.fromkeys(keys)))
+    kinds = tuple(_layer(names[key], f, key) for key in names)
     norm = f.stream_norm()
     rows = None if f.learned_rows is None else LearnedPosition(f.learned_rows)
     return Spec(
@@ -140,41 +170,78 @@ def to_spec(f: Fields) -> Spec:
     )  # fmt: skip
 
 
-def _per_layer(flags: Flags, n_layer: Dim) -> list[bool]:
-    """A list over the layers; one element where all layers are alike (see ``squeeze``)."""
-    return list(flags) if isinstance(flags, list) else [flags] * int(n_layer)
+class Key(NamedTuple):
+    """What a layer kind is told apart by: mixers and FFNs are words, ``a+b`` is side by side."""
+
+    windowed: bool
+    roped: bool
+    mixer: str
+    ffn: str
 
 
-def _kind_names(keys: dict[tuple[bool, bool, bool], None]) -> dict[tuple[bool, bool, bool], str]:
-    """Short names that say only what differs between the kinds: local, global, dense, moe, nope."""
-    words = []
-    for position, (no, yes) in enumerate((("global", "local"), ("nope", "rope"), ("dense", "moe"))):
-        if len({key[position] for key in keys}) > 1:
-            words.append((position, (no, yes)))
-    if len(words) > 1:  # rotation that follows the window needs no second word
-        pairs = {(key[0], key[1]) for key in keys}
-        if len(pairs) == 2 and len({p[0] for p in pairs}) == 2:
-            words = [w for w in words if w[0] != 1]
-    return {
-        key: "_".join(word[key[position]] for position, word in words) or "layer" for key in keys
-    }
+def _per_layer(value: Any, n_layer: int) -> list[Any]:
+    """A list over the layers from one value for all, or the list itself."""
+    return list(value) if isinstance(value, list) else [value] * n_layer
 
 
-def _layer(name: str, f: Fields, windowed: bool, roped: bool, sparse: bool) -> Layer:
+def _ffn_words(f: Fields) -> list[str]:
+    """The feed-forward of each layer; ``auto`` is experts where ``sparse`` says so."""
+    n = int(f.n_layer)  # type: ignore[arg-type]
+    sparse = _per_layer(f.sparse if f.n_expert is not None else False, n)
+    auto = ["experts" if s else "dense" for s in sparse]
+    return [a if w == "auto" else w for w, a in zip(_per_layer(f.ffn, n), auto, strict=True)]
+
+
+def _kind_names(keys: list[Key]) -> dict[Key, str]:
+    """Short names that say only what differs: local, global, mamba2, dense, moe, nope."""
+    words: list[Callable[[Key], str]] = []
+    attention = [k for k in keys if k.mixer == "attention"]
+    if len({k.windowed for k in attention}) > 1:
+        words.append(lambda k: ("local" if k.windowed else "global") if k in attention else "")
+    pairs = {(k.windowed, k.roped) for k in attention}
+    follows = len(pairs) == 2 and len({p[0] for p in pairs}) == 2  # the window says it already
+    if len({k.roped for k in attention}) > 1 and not follows:
+        words.append(lambda k: ("rope" if k.roped else "nope") if k in attention else "")
+    if len({k.mixer for k in keys}) > 1:
+        words.append(lambda k: "" if k.mixer == "none" or (k in attention and words[0](k)) else
+                     k.mixer)  # fmt: skip
+        words.sort(key=lambda w: w is words[-1])
+    if len({k.ffn for k in keys}) > 1:
+        words.append(lambda k: {"experts": "moe", "none": ""}.get(k.ffn, k.ffn))
+    names: dict[Key, str] = {}
+    for key in keys:
+        name = "_".join(filter(None, (word(key) for word in words))) or "layer"
+        names[key] = name if name not in names.values() else f"{name}{len(names) + 1}"
+    return names
+
+
+def _layer(name: str, f: Fields, key: Key) -> Layer:
     norm, residual = f.stream_norm(), Plain(f.residual_scale)
-    mixer, feedforward = _mixer(f, windowed, roped), _feedforward(f, sparse)
+    mixers = [_named(f, word, key) for word in key.mixer.split("+") if word != "none"]
+    ffns = [_named(f, word, key) for word in key.ffn.split("+") if word != "none"]
     if f.block != "serial":
         own = norm if f.block == "own" else None
         shared = norm if f.block == "shared" else None
-        branches = (Branch(mixer, pre=own), Branch(feedforward, pre=own))
+        branches = tuple(Branch(m, pre=own) for m in (*mixers, *ffns))
         return Layer(name, (Block(branches, pre=shared, residual=residual),))
     pre = norm if f.norms in {"pre", "both"} else None
     post = norm if f.norms in {"both", "output"} else None
     after = norm if f.norms == "after" else None
     return Layer(name, tuple(
-        Block((Branch(m),), pre=pre, post=post, after=after, residual=residual)
-        for m in (mixer, feedforward)
+        Block(tuple(Branch(m) for m in beside), pre=pre, post=post, after=after, residual=residual)
+        for beside in (mixers, ffns) if beside
     ))  # fmt: skip
+
+
+def _named(f: Fields, word: str, key: Key) -> Mixer | FeedForward:
+    """The module a word stands for: the fields' own attention and FFN, or one of ``mixers``."""
+    if word == "attention":
+        return _mixer(f, key.windowed, key.roped)
+    if word in {"dense", "experts"} and word not in f.mixers:
+        return _feedforward(f, word == "experts")
+    if word not in f.mixers:
+        raise FieldError("mixer", word, "is no kind of layer of this type")
+    return f.mixers[word]
 
 
 def _mixer(f: Fields, windowed: bool, roped: bool) -> Mixer:
@@ -191,7 +258,7 @@ def _mixer(f: Fields, windowed: bool, roped: bool) -> Mixer:
         return LatentAttention(
             n_head=f.n_head, kv_rank=f.kv_rank, d_nope=f.d_nope, d_rope=f.d_rope,  # type: ignore[arg-type]
             d_value=f.d_value, q_rank=f.q_rank, qkv_bias=f.qkv_bias, out_bias=f.out_bias,  # type: ignore[arg-type]
-            position=position, span=span, scale=f.scale,
+            position=position, span=span, scale=f.scale, indexer=f.indexer,
         )  # fmt: skip
     qk_norm = None
     if f.qk_norm is not None:
@@ -272,28 +339,55 @@ def from_spec(spec: Spec) -> Fields | None:
     """
     kinds = {k.name: k for k in spec.decoder.kinds}
     order = [kinds[name] for name in spec.decoder.expand()]
-    parts = [_parts(kind) for kind in order]
-    if spec.encoder is not None or spec.head is None or any(p is None for p in parts):
+    if spec.encoder is not None or spec.head is None:
         return None
-    mixers = [p[0] for p in parts if p]
-    feedforwards = [p[1] for p in parts if p]
+    modules = [_modules(kind) for kind in order]
+    known: dict[str, Mixer | FeedForward] = {}
+    mixer = ["+".join(_word(m, known) for m in ms if _is_mixer(m)) or "none" for ms in modules]
+    ffn = ["+".join(_word(m, known) for m in ms if not _is_mixer(m)) or "none" for ms in modules]
     values = _embedding_values(spec)
     values |= _block_values(order[0])
-    values |= _mixer_values(mixers)
-    values |= _feedforward_values(feedforwards)
-    return msgspec.convert(values, Fields)
-
-
-def _parts(kind: Layer) -> tuple[GroupedAttention | LatentAttention, FeedForward] | None:
-    modules = [branch.module for block in kind.blocks for branch in block.branches]
-    if len(modules) != 2:
+    values |= _mixer_values([m for ms in modules for m in ms if _is_main(m, known)], modules)
+    values |= _feedforward_values([known[w] for w in ("dense", "experts") if w in known])
+    values |= {
+        "mixer": mixer, "ffn": ffn, "sparse": [w == "experts" for w in ffn],
+        "mixers": {k: v for k, v in known.items() if k not in {"attention", "dense", "experts"}},
+    }  # fmt: skip
+    try:
+        return msgspec.convert(values, Fields)
+    except msgspec.ValidationError:
         return None
-    mixer, feedforward = modules
-    if isinstance(mixer, GroupedAttention | LatentAttention) and isinstance(
-        feedforward, Dense | Experts
-    ):
-        return mixer, feedforward
-    return None
+
+
+def _modules(kind: Layer) -> list[Mixer | FeedForward]:
+    return [branch.module for block in kind.blocks for branch in block.branches]
+
+
+def _is_mixer(module: Mixer | FeedForward) -> bool:
+    return not isinstance(module, Dense | Experts)
+
+
+def _plain(module: Mixer | FeedForward) -> Mixer | FeedForward:
+    """A module without what differs by layer: its span and its rotation."""
+    if isinstance(module, GroupedAttention | LatentAttention):
+        return replace(module, span=Full(), position=None)
+    return module
+
+
+def _word(module: Mixer | FeedForward, known: dict[str, Mixer | FeedForward]) -> str:
+    """The word of a module; a second one of the same type has a 2 behind it."""
+    kind = {"latent": "attention"}.get(module.__struct_config__.tag, module.__struct_config__.tag)  # type: ignore[arg-type]
+    for number in range(1, 9):
+        word = f"{kind}{'' if number == 1 else number}"
+        if word not in known:
+            known[word] = _plain(module) if word == "attention" else module
+        if _plain(known[word]) == _plain(module) and (word == "attention" or known[word] == module):
+            return word
+    return "none"
+
+
+def _is_main(module: Mixer | FeedForward, known: dict[str, Mixer | FeedForward]) -> bool:
+    return "attention" in known and _plain(module) == known["attention"]
 
 
 def _embedding_values(spec: Spec) -> dict[str, Any]:
@@ -327,8 +421,11 @@ def _block_values(layer: Layer) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _mixer_values(mixers: list[GroupedAttention | LatentAttention]) -> dict[str, Any]:
-    a = mixers[-1]
+NO_ATTENTION = GroupedAttention(1, 1, 1)
+
+
+def _mixer_values(mixers: list[Any], layers: list[list[Mixer | FeedForward]]) -> dict[str, Any]:
+    a = mixers[0] if mixers else NO_ATTENTION
     spans = [m.span for m in mixers]
     window = next((s.window for s in spans if isinstance(s, Window)), None)
     chunk = next((s.chunk for s in spans if isinstance(s, Chunk)), None)
@@ -339,22 +436,23 @@ def _mixer_values(mixers: list[GroupedAttention | LatentAttention]) -> dict[str,
            if isinstance(m.position, Rope) and isinstance(m.span, Full)] or ropes  # fmt: skip
     position = "rope" if ropes else "alibi" if isinstance(a.position, Alibi) else None
     theta = far[0].theta if far else 10000.0
+    by_layer: list[Any] = [next((m for m in ms if m in mixers), a) for ms in layers]
     values: dict[str, Any] = {
         "n_head": a.n_head, "qkv_bias": a.qkv_bias, "out_bias": a.out_bias, "scale": a.scale,
         "position": position, "theta": theta,
         "theta_local": local[0].theta if local else theta,
         "rope_fraction": ropes[0].fraction if ropes else 1.0,
         "rope_scaling": thaw(far[0].scaling) if far else None,
-        "roped": [isinstance(m.position, Rope) for m in mixers],
+        "roped": [isinstance(m.position, Rope) for m in by_layer],
         "window": window, "chunk": chunk,
-        "windowed": [not isinstance(s, Full) for s in spans],
-        "sinks": False, "softcap": None, "qk_norm": None,
+        "windowed": [not isinstance(m.span, Full) for m in by_layer],
+        "sinks": False, "softcap": None, "qk_norm": None, "indexer": None,
         "kv_rank": None, "q_rank": None, "d_nope": None, "d_rope": None, "d_value": None,
     }  # fmt: skip
     if isinstance(a, LatentAttention):
         values |= {
             "n_kv_head": a.n_head, "d_head": a.d_nope, "kv_rank": a.kv_rank, "q_rank": a.q_rank,
-            "d_nope": a.d_nope, "d_rope": a.d_rope, "d_value": a.d_value,
+            "d_nope": a.d_nope, "d_rope": a.d_rope, "d_value": a.d_value, "indexer": a.indexer,
         }  # fmt: skip
     else:
         values |= {
@@ -364,11 +462,10 @@ def _mixer_values(mixers: list[GroupedAttention | LatentAttention]) -> dict[str,
     return values
 
 
-def _feedforward_values(feedforwards: list[FeedForward]) -> dict[str, Any]:
+def _feedforward_values(feedforwards: list[Any]) -> dict[str, Any]:
     dense = next((f for f in feedforwards if isinstance(f, Dense)), None)
     moe = next((f for f in feedforwards if isinstance(f, Experts)), None)
-    any_kind = dense or moe
-    assert any_kind is not None
+    any_kind = dense or moe or Dense(1)
     router = Router() if moe is None else moe.router
     shared = None if moe is None else moe.shared
     return {
@@ -385,5 +482,4 @@ def _feedforward_values(feedforwards: list[FeedForward]) -> dict[str, Any]:
         "d_shared": None if shared is None else shared.d_shared,
         "shared_gate": shared is not None and shared.gate,
         "shared_bias": shared is not None and shared.bias,
-        "sparse": [isinstance(f, Experts) for f in feedforwards],
     }  # fmt: skip

@@ -10,8 +10,8 @@ from msgspec import Struct
 
 from scantling.arith import LARGEST
 from scantling.errors import FieldError, nearest, shorten
+from scantling.formats.hf.assemble import ASSEMBLERS
 from scantling.formats.hf.expression import evaluate, parse
-from scantling.formats.hf.fields import Fields, to_spec
 from scantling.formats.hf.types import ModelType, kinds, model_type, model_types, words_of
 from scantling.spec import Spec, check
 
@@ -58,6 +58,8 @@ def read(config: dict[str, Any]) -> Imported:
             missing.append((key, default))
             continue
         values[key] = _value(found[0], kinds()[key], config[found[0]], notes)
+        if kinds()[key] == "names" and values[key] is not None:
+            _check_words(found[0], values[key], words_of(kind, key))
         for other in found[1:]:
             if config[other] != config[found[0]]:
                 text = f"{other} {shorten(config[other])} is not read: {found[0]} is"
@@ -169,14 +171,11 @@ def _value(key: str, kind: str, value: object, notes: list[str]) -> Any:
         raise FieldError(key, _shown(value), f"must be {name}")
     if kind in {"flags", "layers"}:
         return [_integer(key, "count", int(v) if isinstance(v, bool) else v, notes) for v in value]
-    if kind == "names":
-        _check_words(key, value)
     return value
 
 
-def _check_words(key: str, value: Any) -> None:
+def _check_words(key: str, value: Any, words: list[str]) -> None:
     """A list of names may hold known words only: another would count as something else."""
-    words = words_of(key)
     for word in value:
         if word not in words:
             near = nearest(str(word), words, 1)
@@ -220,7 +219,7 @@ def _without_effect(config: dict[str, Any], kind: ModelType) -> list[str]:
     return notes
 
 
-def _evaluate(kind: ModelType, values: dict[str, Any], null: set[str]) -> Fields:
+def _evaluate(kind: ModelType, values: dict[str, Any], null: set[str]) -> Any:
     found = {}
     for field, text in kind.expressions.items():
         try:
@@ -234,7 +233,7 @@ def _evaluate(kind: ModelType, values: dict[str, Any], null: set[str]) -> Fields
             what = "must not be null" if values.get(wrong[0]) is None else f"is unusable: {error}"
             raise FieldError(kind.spellings(wrong[0])[0], None, what) from None
     try:
-        return msgspec.convert(found, Fields)
+        return msgspec.convert(found, ASSEMBLERS[kind.assemble].fields)
     except msgspec.ValidationError as error:
         text, _, path = str(error).partition(" - at `$.")
         field = path.rstrip("`").split("[")[0]
@@ -254,9 +253,9 @@ def _too_short(kind: ModelType, text: str, values: dict[str, Any]) -> FieldError
     return FieldError(kind.spellings(key)[0], None, what, f"write {n_layer}")
 
 
-def _check_lists(f: Fields, values: dict[str, Any], notes: list[str]) -> None:
+def _check_lists(f: Any, values: dict[str, Any], notes: list[str]) -> None:
     """Lists over the layers: too short is an error, too long is cut with a note."""
-    for field in ("windowed", "roped", "sparse"):
+    for field in f.LISTS:
         flags = getattr(f, field)
         if isinstance(flags, list) and len(flags) != f.n_layer:
             named = ("layer_types", "no_rope_layers", "moe_layers")
@@ -269,28 +268,24 @@ def _check_lists(f: Fields, values: dict[str, Any], notes: list[str]) -> None:
             setattr(f, field, flags[: f.n_layer])
 
 
-def _framed(kind: ModelType, fields: Fields) -> Spec:
+def _framed(kind: ModelType, fields: Any) -> Spec:
     """Assemble and check; an error in a spec's field is told in the config's own key."""
-    needed = {"d_ff": fields.n_expert is None or fields.sparse is not True}
-    if fields.n_expert is not None:
-        needed |= {"top_k": True, "d_expert": True}
-    if kind.expressions["kv_rank"] != "None":
-        needed |= {"kv_rank": True, "d_nope": True, "d_rope": True, "d_value": True}
-    if not 0 < fields.rope_fraction <= 1:
+    if not 0 < getattr(fields, "rope_fraction", 1.0) <= 1:
         rotary = parse(kind.expressions["rope_fraction"])[1]
         rotary -= parse(kind.expressions["d_head"])[1]
         key = next(k for k in kind.keys if k in rotary)
         share = f"rotates {fields.rope_fraction:g} of each head"
         raise FieldError(kind.spellings(key)[0], None, share, "at most all of it")
-    if isinstance(fields.sparse, list) and fields.n_expert is not None:
-        needed["d_ff"] = not all(fields.sparse)
-    for field, wanted in needed.items():
-        if wanted and getattr(fields, field) is None:
+    needed = fields.needed()
+    if kind.expressions.get("kv_rank", "None") != "None":
+        needed.append("kv_rank")
+    for field in needed:
+        if getattr(fields, field) is None:
             names = [n for n in sorted(parse(kind.expressions[field])[1]) if n in kind.keys]
             raise FieldError(kind.spellings(names[0])[0] if names else field, None,
                              "must not be null")  # fmt: skip
     try:
-        return check(to_spec(fields))
+        return check(ASSEMBLERS[kind.assemble].to_spec(fields))
     except FieldError as error:
         field = error.path.rsplit(".", 1)[-1]
         own = {text: kind.spellings(k)[0] for k, text in kind.write.items() if k in kind.keys}

@@ -22,6 +22,12 @@ class ModelType(Struct, frozen=True):
     spelled: dict[str, list[str]] = {}
     expressions: dict[str, str] = {}
     write: dict[str, str] = {}
+    words: dict[str, list[str]] = {}
+    """The words a list of names may hold, by key, where they are not the usual ones."""
+    assemble: str = "decoder"
+    """The base table of its fields, and the assembler that makes a spec of them."""
+    remote: bool = False
+    """The class is not in transformers: it comes with the checkpoint."""
     requires: str = "True"
     """What the class of this type needs beyond a legal spec."""
     supports: str = "True"
@@ -33,10 +39,23 @@ class ModelType(Struct, frozen=True):
         return spelled if key in spelled else [*spelled, key]
 
 
+FILES = ("hf_types.toml", "hf_encoders.toml", "hf_hybrids.toml")
+
+
 @functools.cache
 def table() -> dict[str, Any]:
-    """The parsed table; callers do not change it."""
-    return read_data("hf_types.toml")
+    """The parsed table, its files joined section by section; callers do not change it."""
+    joined: dict[str, Any] = {}
+    for name in FILES:
+        for section, entries in read_data(name).items():
+            if isinstance(entries, dict):
+                known = joined.setdefault(section, {})
+                again = set(known) & set(entries)
+                assert not again, f"{name}: {again} stand in another file"
+                known.update(entries)
+            else:
+                joined.setdefault(section, []).extend(entries)
+    return joined
 
 
 @functools.cache
@@ -49,20 +68,29 @@ def kinds() -> dict[str, str]:
 @functools.cache
 def model_types() -> dict[str, ModelType]:
     """Every model type of the table by name."""
+    return {name: _model_type(name) for name in table()["type"]}
+
+
+def _model_type(name: str) -> ModelType:
+    """One entry of the table, over the entry it is ``like`` and the base of its assembler."""
     shared = table()
-    found = {}
-    for name, entry in shared["type"].items():
-        own = dict(entry)
-        keys = {k: None if v == "null" else v for k, v in own.pop("keys", {}).items()}
-        fixed = {
-            "text": own.pop("text", None), "architecture": own.pop("class", ""),
-            "spelled": own.pop("spelled", {}), "write": {**shared["write"], **own.pop("write", {})},
-            "requires": own.pop("requires", "True"),
-            "supports": own.pop("supports", "True"),
-        }  # fmt: skip
-        unknown = set(own) - set(shared["decoder"])
-        assert not unknown, f"{name}: {unknown} are no fields of [decoder]"
-        found[name] = ModelType(name, keys=keys, expressions={**shared["decoder"], **own}, **fixed)
+    own = dict(shared["type"][name])
+    like = own.pop("like", None)
+    base = ModelType(name) if like is None else _model_type(like)
+    assemble = own.pop("assemble", base.assemble)
+    fields = shared[assemble]
+    keys = {k: None if v == "null" else v for k, v in own.pop("keys", {}).items()}
+    write = shared["write"] if like is None else base.write
+    found = ModelType(
+        name=name, text=own.pop("text", None), architecture=own.pop("class", base.architecture),
+        keys={**base.keys, **keys}, spelled={**base.spelled, **own.pop("spelled", {})},
+        write={**write, **own.pop("write", {})}, words={**base.words, **own.pop("words", {})},
+        requires=own.pop("requires", base.requires), supports=own.pop("supports", base.supports),
+        assemble=assemble, remote=own.pop("remote", base.remote),
+        expressions={**(base.expressions or fields), **own},
+    )  # fmt: skip
+    unknown = set(own) - set(fields)
+    assert not unknown, f"{name}: {unknown} are no fields of [{assemble}]"
     return found
 
 
@@ -73,7 +101,7 @@ def model_type(name: object) -> ModelType:
     return model_types()[name]
 
 
-@functools.cache
-def words_of(key: str) -> tuple[str, ...]:
+def words_of(kind: ModelType, key: str) -> list[str]:
     """The words a list under a key may hold."""
-    return tuple(table()["words"][key])
+    found: list[str] = kind.words[key] if key in kind.words else table()["words"][key]
+    return found

@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 
 from scantling.errors import FieldError, ScantlingError
+from scantling.formats.hf.assemble import ASSEMBLERS
 from scantling.formats.hf.expression import evaluate
-from scantling.formats.hf.fields import Fields, from_spec
 from scantling.formats.hf.read import read
 from scantling.formats.hf.types import ModelType, kinds, model_type, model_types, table
 from scantling.spec import Spec
@@ -37,13 +37,15 @@ def write(spec: Spec, like: str | None = None) -> dict[str, Any]:
         >>> write(catalog.model("qwen3-8b"))["model_type"]
         'qwen3'
     """
-    fields = from_spec(spec)
+    described = {name: one.from_spec(spec) for name, one in ASSEMBLERS.items()}
     order = [like] if like else list(dict.fromkeys((*WRITE_ORDER, *sorted(model_types()))))
     for name in order:
         kind = model_type(name)
-        if fields is None or kind.text is not None:
+        fields = described[kind.assemble]
+        if fields is None or kind.text is not None or (kind.remote and not like):
             continue
-        if (kind.expressions["n_expert"] == "None") != (fields.n_expert is None):
+        sparse = kind.expressions.get("n_expert", "None") != "None"
+        if not like and sparse != (getattr(fields, "n_expert", None) is not None):
             continue
         config = _write_as(kind, fields)
         try:
@@ -55,8 +57,8 @@ def write(spec: Spec, like: str | None = None) -> dict[str, Any]:
     raise FieldError("spec", None, f"cannot be written as {what}")
 
 
-def _write_as(kind: ModelType, fields: Fields) -> dict[str, Any] | None:
-    neutral = msgspec.structs.asdict(fields)
+def _write_as(kind: ModelType, fields: Any) -> dict[str, Any] | None:
+    neutral = msgspec.to_builtins(fields)
     config: dict[str, Any] = {"architectures": [kind.architecture], "model_type": kind.name}
     for key, default in kind.keys.items():
         value = default
