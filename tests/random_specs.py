@@ -12,19 +12,24 @@ from msgspec.structs import replace
 
 from scantling.spec import (
     Alibi,
+    Audio,
     Block,
     Branch,
+    ChannelMix,
     Chunk,
     DeepNorm,
     Dense,
+    Disentangled,
     Embeddings,
     Experts,
     Full,
     GatedDelta,
     GroupedAttention,
+    Handed,
     Head,
     HyperConnections,
     Indexer,
+    KimiDelta,
     LatentAttention,
     Layer,
     LearnedPosition,
@@ -34,6 +39,7 @@ from scantling.spec import (
     MixtureOfDepths,
     Norm,
     Plain,
+    Projection,
     QKNorm,
     RelativeBias,
     RgLru,
@@ -45,12 +51,15 @@ from scantling.spec import (
     ShortConv,
     Spec,
     Stack,
+    TokenConv,
+    Transform,
     Window,
 )
+from scantling.spec.vary import rewrite
 
 MIXERS = (
-    GroupedAttention, LatentAttention, LinearAttention, GatedDelta, Mamba1, Mamba2, Rwkv, RgLru,
-    ShortConv,
+    GroupedAttention, LatentAttention, LinearAttention, GatedDelta, KimiDelta, Mamba1, Mamba2,
+    Rwkv, RgLru, ShortConv, Projection,
 )  # fmt: skip
 BOTH, SELDOM = (False, True), (False, False, True)
 
@@ -103,7 +112,7 @@ def grouped(d, *, cross=False, causal=True):
         span=Full() if cross else d.pick(Full(), Window(window), Chunk(chunk)),
         causal=causal, cross=cross, sinks=d.flag(), gate=d.pick(None, "head", "element"),
         shares_kv=d.pick(*SELDOM), key_is_value=d.pick(*SELDOM),
-        d_input=d.maybe(1, 500),
+        d_input=d.maybe(1, 500), adapter_rank=d.maybe(1, 40),
     )  # fmt: skip
 
 
@@ -114,7 +123,7 @@ def latent(d):
         n_head=d.dim(1, 16), kv_rank=d.dim(1, 300), d_nope=d.dim(1, 100), d_rope=d.dim(1, 50),
         d_value=d.dim(1, 100), q_rank=d.maybe(1, 400), qkv_bias=d.flag(), out_bias=d.flag(),
         norm=norm(d), span=d.pick(Full(), Full(), Window(window)),
-        indexer=d.pick(None, indexer),
+        indexer=d.pick(None, indexer), gate=d.flag(),
     )  # fmt: skip
 
 
@@ -124,37 +133,47 @@ def mixer(d, kind):
     if kind is LatentAttention:
         return latent(d)
     if kind is LinearAttention:
-        return LinearAttention(d.dim(1, 16), d.dim(1, 100), d.flag(), some_norm(d))
+        return LinearAttention(d.dim(1, 16), d.dim(1, 100), d.flag(), some_norm(d), d.flag(),
+                               d.dim(1, 300))  # fmt: skip
     if kind is GatedDelta:
         keys, groups = d.dim(1, 8), d.dim(1, 4)
-        return GatedDelta(keys, keys * groups, d.dim(1, 90), d.dim(1, 90), d.dim(1, 6), norm(d))
+        return GatedDelta(keys, keys * groups, d.dim(1, 90), d.dim(1, 90), d.dim(1, 6), norm(d),
+                          d.dim(1, 300))  # fmt: skip
+    if kind is KimiDelta:
+        return KimiDelta(d.dim(1, 8), d.dim(1, 90), d.dim(1, 6), d.maybe(1, 90), norm(d),
+                         d.dim(1, 300))  # fmt: skip
     if kind is Mamba1:
-        return Mamba1(d.dim(1, 900), d.dim(1, 64), d.dim(1, 6), d.dim(1, 60), d.flag(), d.flag(),
-                      d.flag())  # fmt: skip
+        heads, width = d.dim(1, 4), d.dim(1, 200)
+        return Mamba1(heads * width, d.dim(1, 64), d.dim(1, 6), d.dim(1, 60), d.flag(), d.flag(),
+                      some_norm(d), d.pick(None, heads))  # fmt: skip
     if kind is Mamba2:
         groups, heads, width = d.dim(1, 4), d.dim(1, 4), d.dim(1, 64)
         return Mamba2(groups * heads * width, groups * heads, groups, d.dim(1, 64), d.dim(1, 6),
-                      d.flag(), d.flag(), some_norm(d))  # fmt: skip
+                      d.flag(), d.flag(), d.flag(), some_norm(d), d.dim(1, 300))  # fmt: skip
     if kind is Rwkv:
         return Rwkv(d.dim(1, 500))
     if kind is RgLru:
         blocks, width = d.dim(1, 8), d.dim(1, 64)
         return RgLru(blocks * width, blocks, d.dim(1, 6))
+    if kind is Projection:
+        return Projection()
     return ShortConv(d.dim(1, 6), d.flag())
 
 
 def feed_forward(d):
     width, gated = d.dim(1, 2000), d.flag()
-    dense = Dense(width, gated, "silu", d.flag(), d.flag())
+    dense = Dense(width, gated, "silu", d.flag(), d.flag(), shared=d.pick(*SELDOM),
+                  adapter_rank=d.maybe(1, 40))  # fmt: skip
     top, more, shared = d.dim(1, 4), d.dim(0, 30), SharedExpert(d.dim(1, 900), d.flag())
     groups = d.dim(1, 4)
-    router = Router(d.pick("softmax", "sigmoid"), d.flag(), d.flag())
+    correction = d.pick(None, "buffer", "parameter")
+    router = Router(d.pick("softmax", "sigmoid"), d.flag(), correction)
     routed = Experts(
         n_expert=top + more, top_k=top, d_expert=d.dim(1, 900), gated=d.flag(), bias=d.flag(),
         router=d.pick(router, replace(router, n_expert_group=groups, top_k_group=1)),
-        shared=d.pick(None, shared), d_latent=d.maybe(1, 300),
+        shared=d.pick(None, shared), d_latent=d.maybe(1, 300), latent_bias=d.flag(),
     )  # fmt: skip
-    return d.pick(dense, dense, routed)
+    return d.pick(dense, dense, routed, ChannelMix(d.dim(1, 900)))
 
 
 def branch(d, module):
@@ -168,7 +187,7 @@ def block(d, *modules):
     residual = d.pick(
         Plain(), Plain(), Plain(), Plain(0.5), DeepNorm(2.0),
         HyperConnections(streams, dynamic=False), HyperConnections(streams, dynamic=True),
-        MixtureOfDepths(share),
+        MixtureOfDepths(share), Handed(),
     )  # fmt: skip
     return Block(
         tuple(branch(d, module) for module in modules), pre=some_norm(d),
@@ -215,13 +234,45 @@ def spec(structure, row=0):
         n_token_type=types, norm=some_norm(d),
     )  # fmt: skip
     head = Head(d.flag(), d.flag())
-    return Spec(
+    one = Spec(
         d_model=d.dim(1, 60, 8), vocab_size=d.dim(100, 5000),
         decoder=stack_of(d, MIXERS[structure % len(MIXERS)], cross=crossed),
         embeddings=embeddings, tied=d.flag(), head=d.pick(head, head, head, None),
         encoder=stack_of(d, GroupedAttention, causal=False) if crossed else None,
         max_context=d.maybe(1, 9000),
     )  # fmt: skip
+    return with_parts_of_encoders(d, one)
+
+
+def with_parts_of_encoders(d, one):
+    """A spec with what BERT, DeBERTa, UMT5, BART and Whisper have and others have not."""
+    rows, sound = LearnedPosition(d.dim(1, 4000)), Audio(d.dim(1, 90), d.dim(1, 5))
+    own = Embeddings(d.pick(None, rows, rows), norm=some_norm(d), audio=d.pick(None, sound))
+    e, head = one.embeddings, one.head
+    if e.position is not None:
+        e = replace(e, position=replace(e.position, narrow=d.flag()))
+    if head is not None:
+        transform = Transform(d.flag(), "gelu", some_norm(d))
+        head = replace(head, transform=d.pick(None, transform), buffer_bias=d.pick(*SELDOM))
+    return replace(
+        one, embeddings=replace(e, norm_last=d.flag()), head=head,
+        encoder_embeddings=None if one.encoder is None else d.pick(None, own, own),
+        decoder=rewrite(one.decoder, lambda node: _as_in_encoders(d, node)),
+        encoder=rewrite(one.encoder, lambda node: _as_in_encoders(d, node)),
+    )  # fmt: skip
+
+
+def _as_in_encoders(d, node):
+    if isinstance(node, GroupedAttention):
+        table = Disentangled(d.dim(1, 90), some_norm(d), d.flag(), d.flag(), d.flag(), d.flag(),
+                             d.flag())  # fmt: skip
+        own, before = RelativeBias(d.dim(1, 64), d.flag()), node.position
+        position = before if node.cross else d.pick(before, before, before, table, own)
+        return replace(node, key_bias=d.flag(), position=position)
+    if isinstance(node, Layer) and d.pick(*3 * SELDOM[:2], *BOTH):
+        conv = Block((Branch(TokenConv(d.dim(1, 6))),), after=some_norm(d))
+        return replace(node, blocks=(*node.blocks, conv))
+    return node
 
 
 def column(nodes):

@@ -242,7 +242,7 @@ BAD_CALLS = {
     "analyze llama-3.1-8b --vary n_layer=5:1": "is an empty range",
     "analyze llama-3.1-8b --vary n_layer=1:5 --hold money": "cannot be held",
     "analyze llama-3.1-8b --hold params": "needs --vary",
-    "analyze llama-3.1-8b --flops none": "use full, causal, palm",
+    "analyze llama-3.1-8b --flops none": "use full, unpadded, causal, palm",
     "analyze llama-3.1-8b --dtype fp12": "is not known",
     "analyze gpt2 --context 1e30": "must be at least 1",
     "analyze gpt2 --batch 0": "must be above zero",

@@ -26,19 +26,21 @@ from scantling.spec import (
     Branch,
     Chunk,
     Dense,
+    Disentangled,
     Experts,
     Full,
+    GatedDelta,
     GroupedAttention,
     HyperConnections,
     Indexer,
-    LatentAttention,
+    KimiDelta,
     Layer,
+    LinearAttention,
     Mamba2,
     MixtureOfDepths,
     Norm,
     QKNorm,
     RelativeBias,
-    RgLru,
     Rope,
     Router,
     Run,
@@ -53,8 +55,8 @@ from scantling.spec import (
     vary,
 )
 
-STRUCTURES, ROWS, GROUPS = 153, 8, 9
-"""153 structures of 8 specs each: 1,224 specs. 153 = 9 × 17, so each mixer leads 17 of them."""
+STRUCTURES, ROWS, GROUPS = 154, 8, 9
+"""154 structures of 8 specs each: 1,232 specs. 154 = 11 × 14, so each mixer leads 14 of them."""
 
 WORKLOADS = (
     Workload("prefill", 1, 1),
@@ -113,14 +115,16 @@ def test_the_drawn_specs_cover_every_type_and_every_option_of_a_spec():
                     kind = type(value)
                 seen.setdefault((type(node).__name__, field), set()).add(kind)
     assert {kind.__name__ for kind in seen["Branch", "module"]} == {
-        "GroupedAttention", "LatentAttention", "LinearAttention", "GatedDelta", "Mamba1", "Mamba2",
-        "Rwkv", "RgLru", "ShortConv", "Dense", "Experts",
+        "GroupedAttention", "LatentAttention", "LinearAttention", "GatedDelta", "KimiDelta",
+        "Mamba1", "Mamba2", "Rwkv", "RgLru", "ShortConv", "TokenConv", "Projection", "Dense",
+        "ChannelMix", "Experts",
     }  # fmt: skip
-    assert len(seen["Block", "residual"]) == 4
+    assert len(seen["Block", "residual"]) == 5
     assert len(seen["GroupedAttention", "span"]) == 3
-    assert len(seen["GroupedAttention", "position"]) == 4
+    assert len(seen["GroupedAttention", "position"]) == 5
     assert seen["QKNorm", "scope"] == {"head", "each_head", "width"}
     assert seen["GroupedAttention", "gate"] == {None, "head", "element"}
+    assert seen["Router", "correction"] == {None, "buffer", "parameter"}
     for owner, field in [
         ("GroupedAttention", "qkv_bias"), ("GroupedAttention", "out_bias"),
         ("GroupedAttention", "causal"), ("GroupedAttention", "cross"),
@@ -130,16 +134,26 @@ def test_the_drawn_specs_cover_every_type_and_every_option_of_a_spec():
         ("LatentAttention", "q_rank"), ("LatentAttention", "qkv_bias"),
         ("LatentAttention", "out_bias"), ("LatentAttention", "indexer"),
         ("LinearAttention", "gated"), ("LinearAttention", "norm"), ("Mamba1", "conv_bias"),
-        ("Mamba1", "bias"), ("Mamba1", "inner_norms"), ("Mamba2", "conv_bias"), ("Mamba2", "bias"),
-        ("Mamba2", "norm"), ("ShortConv", "bias"), ("Dense", "gated"), ("Dense", "in_bias"),
+        ("Mamba1", "bias"), ("Mamba1", "inner_norm"), ("Mamba1", "n_select_head"),
+        ("Mamba2", "conv_bias"), ("Mamba2", "in_bias"), ("Mamba2", "out_bias"), ("Mamba2", "norm"),
+        ("KimiDelta", "gate_rank"), ("LinearAttention", "stored_decay"), ("Dense", "shared"),
+        ("Dense", "adapter_rank"), ("GroupedAttention", "adapter_rank"),
+        ("LatentAttention", "gate"), ("Experts", "latent_bias"), ("ShortConv", "bias"),
+        ("Dense", "gated"), ("Dense", "in_bias"),
         ("Dense", "out_bias"), ("Experts", "gated"), ("Experts", "bias"), ("Experts", "shared"),
-        ("Experts", "d_latent"), ("Router", "bias"), ("Router", "correction"),
+        ("Experts", "d_latent"), ("Router", "bias"),
         ("Router", "n_expert_group"), ("SharedExpert", "gate"), ("HyperConnections", "dynamic"),
         ("Norm", "scale"), ("Norm", "bias"), ("Norm", "kind"), ("Branch", "pre"),
         ("Branch", "post"), ("Branch", "copies"), ("Block", "pre"), ("Block", "post"),
         ("Block", "after"), ("Embeddings", "position"), ("Embeddings", "d_embed"),
         ("Embeddings", "n_token_type"), ("Embeddings", "norm"), ("Embeddings", "project_bias"),
         ("Head", "bias"), ("Head", "project"), ("Spec", "tied"), ("Spec", "head"),
+        ("Embeddings", "norm_last"), ("Embeddings", "audio"), ("LearnedPosition", "narrow"),
+        ("Head", "transform"), ("Head", "buffer_bias"), ("Transform", "bias"),
+        ("Transform", "norm"), ("GroupedAttention", "key_bias"), ("RelativeBias", "each_layer"),
+        ("Disentangled", "norm"), ("Disentangled", "content_to_position"),
+        ("Disentangled", "position_to_content"), ("Disentangled", "shared"),
+        ("Disentangled", "key_bias"), ("Disentangled", "trimmed"), ("Spec", "encoder_embeddings"),
         ("Spec", "encoder"), ("Spec", "max_context"), ("Stack", "final_norm"),
     ]:  # fmt: skip
         assert len(seen[owner, field]) == 2, (owner, field)
@@ -164,7 +178,7 @@ def test_the_flops_of_a_column_are_those_of_each_model(group):
     for structure, column, ones in members(group):
         for work in WORKLOADS:
             many, each = operators(column, work), [operators(one, work) for one in ones]
-            for convention in ("full", "causal", "palm"):
+            for convention in ("full", "unpadded", "causal", "palm"):
                 agree(forward_flops(many, convention),
                       [forward_flops(ops, convention) for ops in each],
                       (structure, work, convention))  # fmt: skip
@@ -312,10 +326,12 @@ def test_every_part_is_the_sum_of_its_weights_and_the_parts_are_the_total(group)
 WITHOUT_WEIGHTS = {
     (Spec, "max_context"), (Window, "window"), (Chunk, "chunk"), (Indexer, "index_top_k"),
     (Experts, "top_k"), (Router, "n_expert_group"), (Router, "top_k_group"),
-    (MixtureOfDepths, "capacity_permille"),
+    (MixtureOfDepths, "capacity_permille"), (LinearAttention, "scan_chunk"),
+    (GatedDelta, "scan_chunk"), (KimiDelta, "scan_chunk"), (Mamba2, "scan_chunk"),
 }  # fmt: skip
 """Dimensions that say what is computed, not with what."""
-MAY_REST = {(Branch, "copies"), (RelativeBias, "n_bucket"), (Run, "n")}
+MAY_REST = {(Branch, "copies"), (RelativeBias, "n_bucket"), (Run, "n"),
+            (Disentangled, "n_relative")}  # fmt: skip
 """Copies beyond the occurrences, a bias only the first layer has, layers that share weights."""
 
 
@@ -343,7 +359,10 @@ def grown(node, occurs=True):
 
 @groups
 def test_parameters_grow_with_every_dimension_that_has_weights(group):
-    """More gate blocks split one block-diagonal matrix finer: n (d/n)² = d²/n falls."""
+    """More gate blocks split one block-diagonal matrix finer: n (d/n)² = d²/n falls.
+
+    Heads of Mamba-1 share out the channels: the same sum where they divide them.
+    """
     for structure, _, (one, *_) in members(group):
         before = parameters(one).total
         for owner, field, occurs, larger in grown(one):
@@ -351,7 +370,7 @@ def test_parameters_grow_with_every_dimension_that_has_weights(group):
             shared = isinstance(owner, GroupedAttention) and owner.shares_kv
             if (type(owner), field) in WITHOUT_WEIGHTS or not occurs:
                 assert after == before, what
-            elif isinstance(owner, RgLru) and field == "n_gate_block":
+            elif field in {"n_gate_block", "n_select_head"}:
                 assert after <= before, what
             elif (type(owner), field) in MAY_REST or (shared and field == "n_kv_head"):
                 assert after >= before, what
@@ -360,13 +379,17 @@ def test_parameters_grow_with_every_dimension_that_has_weights(group):
 
 
 @groups
-def test_a_tied_head_adds_only_its_bias(group):
+def test_a_tied_head_adds_only_its_bias_and_what_comes_before_it(group):
     for _, _, ones in members(group):
         for one in ones:
             if one.head is None:
                 continue
             width = one.embeddings.d_embed or one.d_model
             bias = one.vocab_size if one.head.bias else 0
+            before, inner = one.head.transform, width if one.head.project else one.d_model
+            if before is not None:
+                norm = before.norm or Norm(scale=False)
+                bias += width * (inner + before.bias + norm.scale + norm.bias)
             tied, free = parameters(replace(one, tied=True)), parameters(replace(one, tied=False))
             assert tied.lm_head == bias
             assert free.total - tied.total == one.vocab_size * width
@@ -438,38 +461,10 @@ def test_the_tensors_of_the_work_are_the_tensors_of_the_spec(group):
         assert {record(t) for op in decode for t in op.tensors} <= set(listed), structure
 
 
-def repeats_a_module(layer):
-    """Whether two modules of a layer go by one name: ffn, attention, cross attention, mixer."""
-    names = []
-    for block in layer.blocks:
-        for module in (branch.module for branch in block.branches):
-            cross = isinstance(module, GroupedAttention) and module.cross
-            softmax = isinstance(module, GroupedAttention | LatentAttention)
-            ffn = isinstance(module, Dense | Experts)
-            names.append((ffn, softmax, cross))
-    return len(set(names)) < len(names)
-
-
-def repeats_a_tensor(node):
-    """The collisions of the expected failures below."""
-    if isinstance(node, Block) and len(node.branches) == 1:
-        branch = node.branches[0]
-        return None not in (node.pre, branch.pre) or None not in (node.post, branch.post)
-    if isinstance(node, Experts) and node.shared is not None:
-        return node.gated and node.shared.gate
-    return (isinstance(node, Mamba2) and node.bias) or \
-        (isinstance(node, Layer) and repeats_a_module(node))  # fmt: skip
-
-
 def test_every_tensor_has_a_name_of_its_own():
-    tried = 0
     for one in single():
-        if any(repeats_a_tensor(node) for node in random_specs.walk(one)):
-            continue
-        tried += 1
         names = [t.name for t in tensors(one)]
         assert len(set(names)) == len(names)
-    assert tried >= 20
 
 
 @pytest.mark.parametrize(
@@ -479,7 +474,7 @@ def test_every_tensor_has_a_name_of_its_own():
         [(GroupedAttention(4, 2, 16),), (GroupedAttention(4, 2, 8),)],
         [(GroupedAttention(4, 2, 16),), (Dense(8),), (GroupedAttention(4, 2, 16),), (Dense(8),)],
         [(Experts(4, 2, 8, shared=SharedExpert(8, gate=True)),)],  # Qwen2-MoE
-        [(Mamba2(64, 4, 1, 16, 4, bias=True),)],
+        [(Mamba2(64, 4, 1, 16, 4, in_bias=True, out_bias=True),)],
     ],
     ids=["two FFNs", "two attentions", "twice attention and FFN", "shared gate", "Mamba-2 bias"],
 )
@@ -514,11 +509,13 @@ def test_masked_work_is_at_most_the_full(group):
 
 @groups
 def test_flops_grow_in_proportion_to_the_batch(group):
+    """But a table of relative positions is projected once for all sequences."""
     for _, _, (one, *_) in members(group):
         for phase in ("prefill", "decode", "train"):
             few, many = (forward_flops(operators(one, Workload(phase, batch, 100)))
                          for batch in (1, 7))  # fmt: skip
-            assert many == 7 * few
+            table = any(isinstance(node, Disentangled) for node in random_specs.walk(one))
+            assert many <= 7 * few if table else many == 7 * few
 
 
 @groups

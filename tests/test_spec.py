@@ -23,6 +23,7 @@ from scantling.spec import (
     GroupedAttention,
     Layer,
     LearnedPosition,
+    Mamba1,
     Mamba2,
     MixtureOfDepths,
     Norm,
@@ -94,6 +95,8 @@ BAD = [
      "must be at most n_expert_group 4", ""),
     (Mamba2(96, 6, 4, 16, 4), "n_group", 4, "must divide n_ssm_head 6", "use 3 or 6"),
     (Mamba2(96, 5, 1, 16, 4), "n_ssm_head", 5, "must divide d_inner 96", "use 4 or 6"),
+    (Mamba1(96, 16, 4, 6, n_select_head=5), "n_select_head", 5, "must divide d_inner 96",
+     "use 4 or 6"),
     (GatedDelta(4, 6, 16, 16, 4), "n_key_head", 4, "must divide n_value_head 6", "use 3 or 6"),
     (RgLru(100, 8, 4), "n_gate_block", 8, "must divide d_rnn 100", "use 5 or 10"),
 ]  # fmt: skip
@@ -269,6 +272,7 @@ def random_modules(random):
         Experts(any_of(2, 4, 8), any_of(1, 2, 5, 9), 32),
         Experts(8, 2, 32, router=Router(n_expert_group=any_of(1, 4), top_k_group=any_of(1, 2, 4))),
         Mamba2(any_of(96, 100), any_of(4, 5, 6), any_of(1, 2, 3), 16, 4),
+        Mamba1(any_of(96, 100), 16, 4, 6, n_select_head=any_of(4, 5, 6)),
         GatedDelta(any_of(2, 3, 4), any_of(4, 6), 16, 16, 4),
         RgLru(any_of(96, 100), any_of(1, 5, 8), 4),
     )
@@ -277,7 +281,7 @@ def random_modules(random):
 def test_the_masks_of_a_column_are_the_errors_of_its_rows():
     random = np.random.default_rng(3)
     verdicts = set()
-    for i in range(6):
+    for i in range(7):
         ones = [one_layer(random_modules(random)[i]) for _ in range(40)]
         legal = [_is_legal(one) for one in ones]
         found = np.ones(len(ones), dtype=bool)
@@ -285,7 +289,7 @@ def test_the_masks_of_a_column_are_the_errors_of_its_rows():
             found &= kept
         assert found.tolist() == legal
         verdicts |= {(i, verdict) for verdict in legal}
-    assert len(verdicts) == 12  # each kind was legal and illegal
+    assert len(verdicts) == 14  # each kind was legal and illegal
 
 
 def _is_legal(one):

@@ -1,6 +1,7 @@
 """scantling chooses, checks and tests the dimensions of language models.
 
-The verbs of the command line are functions here: ``analyze``, ``compare``, ``design``, ``trace``.
+The verbs of the command line are functions here: ``analyze``, ``compare``, ``design``,
+``export``, ``trace``.
 Names are found on first use, so that importing the package costs a few milliseconds.
 
 Example:
@@ -28,6 +29,7 @@ NAMES = {
     "chip": "scantling.hardware",
     "compare": "scantling.report.compare",
     "design": "scantling.search",
+    "export": "scantling.formats.registry",
     "law": "scantling.laws",
     "load": "scantling.catalog",
     "model": "scantling.catalog",

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from scantling.errors import FieldError, UnknownNameError
-from scantling.formats import hf
+from scantling.formats import checkpoint as checkpoints
+from scantling.formats import hf, hub
 from scantling.formats.json_file import parse_object, read_object
 from scantling.sources import read_data
 from scantling.spec import Spec, has
@@ -36,6 +38,7 @@ class Loaded(Struct, frozen=True):
     model_type: str
     notes: tuple[str, ...] = ()
     n_mtp: int = 0
+    checkpoint: checkpoints.Checkpoint | None = None
 
 
 @functools.cache
@@ -82,8 +85,9 @@ def load(given: str | Path | dict[str, Any] | Spec) -> Loaded:
     """A model from whatever names it.
 
     Args:
-        given: A catalogue name, a path to a ``config.json`` or its folder, ``-`` for JSON on
-            standard input, a parsed config, or a spec.
+        given: A catalogue name, a path to a ``config.json`` or its folder, a checkpoint
+            (``.safetensors``, its index, ``.gguf``, or a folder of them), a hub id, ``-`` for JSON
+            on standard input, a parsed config, or a spec.
 
     Raises:
         FieldError: If it is nothing of that; the message says what it looked like.
@@ -102,12 +106,14 @@ def load(given: str | Path | dict[str, Any] | Spec) -> Loaded:
         return _from_config(config, "stdin", notes)
     path = Path(text)
     if path.is_dir():
+        if not (path / "config.json").is_file():
+            if any(checkpoints.is_checkpoint(p) for p in path.iterdir()):
+                return _from_checkpoint(checkpoints.load_checkpoint(path))
+            raise FieldError("model", text, "is a folder without a config.json or a checkpoint")
         path = path / "config.json"
-        if not path.is_file():
-            raise FieldError("model", text, "is a folder without a config.json")
     if path.is_file():
-        if path.suffix in {".safetensors", ".gguf"}:
-            raise FieldError("model", text, "is a checkpoint; give its config.json for now")
+        if checkpoints.is_checkpoint(path):
+            return _from_checkpoint(checkpoints.load_checkpoint(path))
         config, notes = read_object(path)
         name = path.parent.name if path.name == "config.json" and path.parent.name else path.stem
         return _from_config(config, name, notes)
@@ -116,10 +122,17 @@ def load(given: str | Path | dict[str, Any] | Spec) -> Loaded:
     try:
         return loaded(text)
     except UnknownNameError as error:
-        if "/" in text and path.parts[0] not in {".", "..", "/"}:
-            hint = "download its config.json and give the path; hub ids are not fetched yet"
-            raise FieldError("model", text, "is no file and not in the catalogue", hint) from None
+        if hub.is_repo_id(text):
+            config, notes = hub.fetch_config(text)
+            return _from_config(config, text, notes)
         raise error from None
+
+
+def _from_checkpoint(found: checkpoints.Checkpoint) -> Loaded:
+    if found.config is None:
+        why = found.notes[-1] if found.notes else "it has no config.json beside it"
+        raise FieldError("model", found.name, f"holds weights of an unknown shape: {why}")
+    return replace(_from_config(found.config, found.name, list(found.notes)), checkpoint=found)
 
 
 def _from_config(config: dict[str, Any], name: str, notes: list[str]) -> Loaded:

@@ -17,6 +17,7 @@ VERBS = {
     "analyze": ("scantling.cli.inspect", "Exact counts, memory and ratios of a model."),
     "compare": ("scantling.cli.inspect", "Models side by side, growth decomposed."),
     "trace": ("scantling.cli.inspect", "The walk of a token through the shapes."),
+    "export": ("scantling.cli.export", "Write a model as config of another tool."),
     "models": ("scantling.cli.catalogue", "The named models."),
     "chips": ("scantling.cli.catalogue", "The chips, with sources."),
     "laws": ("scantling.cli.catalogue", "The laws, with domain, recipe and errors."),

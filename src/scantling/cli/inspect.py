@@ -158,10 +158,13 @@ def compare(models: tuple[str, ...], context: int | None, batch: int, as_json: b
 @click.option("--context", type=CONTEXT, default=128, help="Tokens of a sequence.")
 @click.option("--batch", type=COUNT, default=1, help="Sequences.")
 @click.option("--set", "changes", multiple=True, metavar="FIELD=V", help="Change the model first.")
+@click.option("--run", "run_", is_flag=True, help="Run it in torch at a size that fits: measured "
+              "activations beside the shapes.")  # fmt: skip
 @as_json
 def trace(
-    models: tuple[str, ...], context: int, batch: int, changes: tuple[str, ...], as_json: bool
-) -> int:
+    models: tuple[str, ...], context: int, batch: int, changes: tuple[str, ...], run_: bool,
+    as_json: bool,
+) -> int:  # fmt: skip
     """The walk of a token through the shapes.
 
     Example: scantling trace deepseek-v3 --context 4096
@@ -169,6 +172,11 @@ def trace(
     from scantling import catalog
     from scantling.report.trace import trace as walk
 
+    if run_:
+        from scantling.lab import need_torch
+
+        need_torch()
+        from scantling.lab.probe import run as walk
     for name in models:
         one = catalog.load(name)
         found = walk(apply_set(one.spec, changes), batch=batch, context=context)
@@ -176,7 +184,7 @@ def trace(
         if as_json:
             show_json(found, lines=len(models) > 1)
             continue
-        from scantling.report import text
+        from scantling.report import text, trace_text
 
-        text.print_trace(text.console(), found)
+        trace_text.print_trace(text.console(), found)
     return 0

@@ -41,8 +41,8 @@ as_json = click.option("--json", "as_json", is_flag=True, help="One JSON object 
 def workload(function: F) -> F:
     """``--batch --context --dtype --kv-dtype --flops``."""
     for option in (
-        click.option("--flops", default="full", metavar="full|causal|palm",
-                     help="FLOP convention."),
+        click.option("--flops", default="full", metavar="full|unpadded|causal|palm",
+                     help="FLOP convention (docs/flops.md)."),
         click.option("--kv-dtype", default="bf16", help="Dtype of the KV cache."),
         click.option("--dtype", default="bf16", help="Dtype of the weights."),
         click.option("--context", type=CONTEXT, help="Tokens of a sequence: 8k is 8192."),

@@ -16,10 +16,12 @@ from scantling.errors import FieldError
 from scantling.ops import PARTS, Op, Tensor, operators, tensors
 from scantling.spec import Spec, Workload, dtype_bytes, vary
 
-Convention = Literal["full", "causal", "palm"]
+Convention = Literal["full", "unpadded", "causal", "palm"]
 CONVENTIONS: dict[str, str] = {
-    "full": "2 per multiply-add; attention over all pairs; head at every position",
-    "causal": "as full, attention over the pairs the mask and the window let through",
+    "full": "2 per multiply-add; attention over all pairs; head at every position; chunked scans "
+    "with the padding of their last chunk, convolutions with that of their ends",
+    "unpadded": "as full, without the padding of scans and convolutions",
+    "causal": "as unpadded, attention over the pairs the mask and the window let through",
     "palm": "2 per active parameter, lookups included, plus full attention (PaLM, appendix B)",
 }
 
@@ -90,9 +92,9 @@ def count_tensors(weights: Sequence[Tensor]) -> Parameters:
 def forward_flops(ops: Sequence[Op], convention: Convention = "full") -> Num:
     """FLOPs of a list of operators.
 
-    ``full`` and ``causal`` sum over the operators. ``palm`` is 2 N + 4 L H h S a token forward
-    (Chowdhery et al. 2022, appendix B, a third of 6 N + 12 L H Q T): all active parameters,
-    looked-up tables included, and attention in full.
+    ``full``, ``unpadded`` and ``causal`` sum over the operators. ``palm`` is 2 N + 4 L H h S a
+    token forward (Chowdhery et al. 2022, appendix B, a third of 6 N + 12 L H Q T): all active
+    parameters, looked-up tables included, and attention in full.
 
     Raises:
         FieldError: If the convention is unknown.

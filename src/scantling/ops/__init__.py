@@ -11,17 +11,22 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from scantling.arith import Dim, ceil_div, minimum
-from scantling.ops import attention, feedforward, recurrent
+from scantling.arith import Dim, Num, ceil_div, minimum
+from scantling.ops import attention, feedforward, linear, recurrent, stem
 from scantling.ops.op import PARTS, Cache, Op, Part, Tensor, visible_pairs
 from scantling.ops.site import Site
 from scantling.spec import (
     Block,
+    Branch,
+    ChannelMix,
     Dense,
+    Embeddings,
     Experts,
     GatedDelta,
     GroupedAttention,
+    Handed,
     HyperConnections,
+    KimiDelta,
     LatentAttention,
     Layer,
     LinearAttention,
@@ -29,25 +34,31 @@ from scantling.spec import (
     Mamba2,
     MixtureOfDepths,
     Norm,
+    Projection,
     RgLru,
     Rwkv,
     ShortConv,
     Spec,
     Stack,
+    TokenConv,
     Workload,
 )
 
 MODULES: dict[type, Callable[[Any, Site], Iterator[Op]]] = {
     GroupedAttention: attention.grouped,
     LatentAttention: attention.latent,
-    LinearAttention: recurrent.linear,
-    GatedDelta: recurrent.gated_delta,
+    LinearAttention: linear.linear,
+    GatedDelta: linear.gated_delta,
+    KimiDelta: linear.kimi_delta,
     Mamba1: recurrent.mamba1,
     Mamba2: recurrent.mamba2,
     Rwkv: recurrent.rwkv,
     RgLru: recurrent.rg_lru,
     ShortConv: recurrent.short_conv,
+    TokenConv: stem.token_conv,
+    Projection: feedforward.projection,
     Dense: feedforward.dense,
+    ChannelMix: feedforward.channel_mix,
     Experts: feedforward.experts,
 }
 
@@ -87,40 +98,62 @@ def tensors(spec: Spec) -> tuple[Tensor, ...]:
 
 
 def _forward(spec: Spec, w: Workload) -> Iterator[Op]:
-    source = w.context if w.source_context is None else w.source_context
+    source = _source(spec, w)
     top = Site(
         path="model", width=spec.d_model, times=1, copies=1, phase=w.phase, batch=w.batch,
         queries=w.new_tokens, keys=w.context, source=source,
     )  # fmt: skip
     if spec.encoder is not None and w.phase != "decode":
-        encoder = replace(top, queries=source, keys=source)
-        yield from _embed(spec, encoder)
+        encoder, own = replace(top, queries=source, keys=source), spec.encoder_embeddings
+        if own is None:
+            yield from _embed(spec, spec.embeddings, encoder)
+        else:
+            yield from _embed(spec, own, replace(encoder, path="encoder"), shared=True)
         yield from _stack(spec.encoder, "encoder", encoder)
-        if spec.decoder is not None:
+        if own is None:
             yield top.light("lookup", "embedding", "embedding", spec.d_model)
+        else:
+            yield from _embed(spec, spec.embeddings, top)
     else:
-        yield from _embed(spec, top)
+        yield from _embed(spec, spec.embeddings, top)
     yield from _stack(spec.decoder, "decoder", top)
     if spec.head is not None:
         yield from _head(spec, top)
 
 
-def _embed(spec: Spec, site: Site) -> Iterator[Op]:
-    e = spec.embeddings
+def _source(spec: Spec, w: Workload) -> Num:
+    """Tokens of the encoder: as many as asked for, as a stem for sound makes, or as the decoder."""
+    if w.source_context is not None:
+        return w.source_context
+    own = spec.encoder_embeddings
+    if own is None or own.audio is None or own.position is None:
+        return w.context
+    return own.position.rows
+
+
+def _embed(spec: Spec, e: Embeddings, site: Site, *, shared: bool = False) -> Iterator[Op]:
+    """What comes before the first layer; a shared token table is listed where it is first."""
     width = spec.d_model if e.d_embed is None else e.d_embed
-    table = site.tensor("embedding", "embedding", spec.vocab_size, width)
-    yield site.light("lookup", "embedding", "embedding", width, (table,))
+    if e.audio is not None:
+        yield from stem.audio(e.audio, site)
+    else:
+        table = site.tensor("embedding", "embedding", spec.vocab_size, width)
+        yield site.light("lookup", "embedding", "embedding", width, () if shared else (table,))
     if e.position is not None:
-        table = site.tensor("position", "embedding", e.position.rows, spec.d_model)
-        yield site.light("lookup", "position", "embedding", spec.d_model, (table,))
+        wide = width if e.position.narrow else spec.d_model
+        table = site.tensor("position", "embedding", e.position.rows, wide)
+        kind = "elementwise" if e.audio is not None else "lookup"
+        yield site.light(kind, "position", "embedding", wide, (table,))
     if e.n_token_type is not None:
         table = site.tensor("token_type", "embedding", e.n_token_type, width)
         yield site.light("lookup", "token_type", "embedding", width, (table,))
-    if e.norm is not None:
+    if e.norm is not None and not e.norm_last:
         yield site.norm("embedding_norm", e.norm, width)
     if e.d_embed is not None:
         outs = (("project_in", spec.d_model),)
         yield site.matmul("project_in", "other", outs, width, bias=e.project_bias)
+    if e.norm is not None and e.norm_last:
+        yield site.norm("embedding_norm", e.norm, spec.d_model)
 
 
 def _head(spec: Spec, site: Site) -> Iterator[Op]:
@@ -129,35 +162,51 @@ def _head(spec: Spec, site: Site) -> Iterator[Op]:
     width = spec.d_model if spec.embeddings.d_embed is None else spec.embeddings.d_embed
     if spec.head.project:
         yield site.matmul("project_out", "other", (("project_out", width),), spec.d_model)
+    transform = spec.head.transform
+    if transform is not None:
+        inner = width if spec.head.project else spec.d_model
+        outs = (("head_transform", width),)
+        yield site.matmul("head_transform", "lm_head", outs, inner, bias=transform.bias)
+        yield site.light("elementwise", "head_activation", "lm_head", width)
+        if transform.norm is not None:
+            yield site.norm("head_norm", transform.norm, width, "lm_head")
     op = site.matmul("lm_head", "lm_head", (("lm_head", spec.vocab_size),), width,
                      bias=spec.head.bias)  # fmt: skip
     if spec.tied:
         first = replace(op.tensors[0], alias="model.embedding")
         op = replace(op, tensors=(first, *op.tensors[1:]))
     yield op
+    if spec.head.buffer_bias:
+        bias = site.tensor("logits_bias", "lm_head", spec.vocab_size, buffer=True)
+        yield site.light("elementwise", "logits_bias", "lm_head", spec.vocab_size, (bias,))
 
 
 def _stack(stack: Stack, name: str, site: Site) -> Iterator[Op]:
     occurrences = stack.occurrences()
-    seen = False  # T5 keeps its position bias in the first layer of a stack only
+    seen = False  # T5 and DeBERTa keep relative positions once a stack
     for layer in stack.kinds:
         if layer.name not in occurrences:
             continue
         times = occurrences[layer.name]
         place = replace(site, path=f"{name}.{layer.name}", times=times, copies=times)
         for op in _layer(layer, place):
-            relative = any(t.name.endswith("relative_bias") for t in op.tensors)
+            relative = any(_once(t) for t in op.tensors)
             yield _first_layer_only(op, seen) if relative else op
             seen = seen or relative
     if stack.final_norm is not None:
         yield replace(site, path=name).norm("final_norm", stack.final_norm, site.width)
 
 
+def _once(t: Tensor) -> bool:
+    """Whether a weight exists once a stack, whatever the depth: relative positions do."""
+    return t.name.rpartition(".")[2].startswith("relative_")
+
+
 def _first_layer_only(op: Op, seen: bool) -> Op:
-    """A relative position bias exists once a stack, whatever the depth; other weights stay."""
+    """Weights that exist once a stack stand in its first layer only; others stay."""
     found = []
     for t in op.tensors:
-        if not t.name.endswith("relative_bias"):
+        if not _once(t):
             found.append(t)
         elif not seen:
             found.append(replace(t, copies=minimum(t.copies, 1)))
@@ -179,6 +228,9 @@ def _unique(name: str, seen: dict[str, int]) -> str:
 def _block(block: Block, names: list[str], site: Site) -> Iterator[Op]:
     outer = replace(site, path=f"{site.path}.{names[0]}")
     residual = block.residual
+    sets = [branch.copies for branch in block.branches if branch.copies is not None]
+    if len(sets) == len(block.branches):  # all is shared between layers, so are norms (ALBERT)
+        outer = replace(outer, copies=minimum(sets[0], site.times))
     if isinstance(residual, MixtureOfDepths):
         yield outer.matmul("depth_router", "router", (("depth_router", 1),), site.width)
         share = residual.capacity_permille
@@ -191,7 +243,7 @@ def _block(block: Block, names: list[str], site: Site) -> Iterator[Op]:
     if isinstance(residual, HyperConnections):
         yield from _hyper(residual, outer)
     if block.pre is not None:
-        yield outer.norm("pre_norm", block.pre, site.width)
+        yield outer.norm("pre_norm", block.pre, _read_width(block.branches, site))
     for name, branch in zip(names, block.branches, strict=True):
         copies: Dim = site.copies if branch.copies is None else minimum(branch.copies, site.times)
         place = replace(site, path=f"{site.path}.{name}", copies=copies)
@@ -202,9 +254,18 @@ def _block(block: Block, names: list[str], site: Site) -> Iterator[Op]:
             yield place.norm("own_post_norm", branch.post, site.width)
     if block.post is not None:
         yield outer.norm("post_norm", block.post, site.width)
-    yield outer.light("elementwise", "residual", "other", site.width)
+    if not isinstance(residual, Handed):
+        yield outer.light("elementwise", "residual", "other", site.width)
     if block.after is not None:
         yield outer.norm("after_norm", block.after, site.width)
+
+
+def _read_width(branches: tuple[Branch, ...], site: Site) -> Dim:
+    """What the modules of a block read: the stream, or it beside the embedding (Zamba)."""
+    module = branches[0].module
+    wider = isinstance(module, GroupedAttention) and len(branches) == 1
+    found = module.d_input if wider else None  # type: ignore[union-attr]
+    return site.width if found is None else found
 
 
 def _hyper(h: HyperConnections, site: Site) -> Iterator[Op]:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from scantling.arith import Dim, Num
-from scantling.ops.op import Cache, Op, chunked_pairs, symmetric_pairs, visible_pairs
+from msgspec.structs import replace
+
+from scantling.arith import Dim, Num, minimum, wide
+from scantling.ops.op import Cache, Op, Part, chunked_pairs, symmetric_pairs, visible_pairs
 from scantling.ops.site import Site
 from scantling.spec import (
     Chunk,
+    Disentangled,
     Full,
     GroupedAttention,
     LatentAttention,
@@ -21,50 +24,109 @@ from scantling.spec import (
 
 def grouped(a: GroupedAttention, site: Site) -> Iterator[Op]:
     """Projections, norms of q and k, the core, and the output projection."""
-    d_value = a.d_head if a.d_value is None else a.d_value
-    query, key, value = a.n_head * a.d_head, a.n_kv_head * a.d_head, a.n_kv_head * d_value
     width = site.width if a.d_input is None else a.d_input
-    outs: list[tuple[str, Dim]] = [("q", query)]
-    if a.gate == "element":
-        outs.append(("gate", a.n_head * d_value))
-    elif a.gate == "head":
-        outs.append(("gate", a.n_head))
-    source: list[tuple[str, Dim]] = []
-    if not a.shares_kv:
-        source = [("k", key)] if a.key_is_value else [("k", key), ("v", value)]
-    if not a.cross:
-        outs, source = [*outs, *source], []
-    yield site.matmul("qkv", "attention", tuple(outs), width, bias=a.qkv_bias)
+    outs, source = _projections(a)
+    bias: bool | tuple[str, ...] = a.qkv_bias
+    if not a.key_bias:
+        bias = ("q", "gate", "v") if a.qkv_bias else False
+    yield site.matmul("qkv", "attention", outs, width, bias=bias)
     if source and site.phase != "decode":
         rows = site.batch * site.source
-        yield site.matmul("kv", "attention", tuple(source), width, bias=a.qkv_bias, rows=rows)
+        yield site.matmul("kv", "attention", source, width, bias=bias, rows=rows)
+    if a.adapter_rank is not None:
+        yield from adapters("attention", (*outs, *source), width, a.adapter_rank, site)
     if a.qk_norm is not None:
         yield qk_norm(a.qk_norm, "q_norm", a.n_head, a.d_head, site)
         if not a.shares_kv:
             yield qk_norm(a.qk_norm, "k_norm", a.n_kv_head, a.d_head, site)
+    if isinstance(a.position, Disentangled):
+        yield from _disentangled(a, a.position, width, site)
+    yield _core(a, site)
+    value = a.n_head * _d_value(a)
+    if a.out_norm is not None:
+        yield site.norm("out_norm", a.out_norm, value)
+    yield site.matmul("o", "attention", (("o", site.width),), value, bias=a.out_bias)
+
+
+Outs = tuple[tuple[str, Dim], ...]
+
+
+def _d_value(a: GroupedAttention) -> Dim:
+    return a.d_head if a.d_value is None else a.d_value
+
+
+def _projections(a: GroupedAttention) -> tuple[Outs, Outs]:
+    """What is made of the stream, and what of the encoder where attention crosses to it."""
+    outs: list[tuple[str, Dim]] = [("q", a.n_head * a.d_head)]
+    if a.gate == "element":
+        outs.append(("gate", a.n_head * _d_value(a)))
+    elif a.gate == "head":
+        outs.append(("gate", a.n_head))
+    key, value = ("k", a.n_kv_head * a.d_head), ("v", a.n_kv_head * _d_value(a))
+    source: Outs = () if a.shares_kv else (key,) if a.key_is_value else (key, value)
+    return (tuple(outs), source) if a.cross else ((*outs, *source), ())
+
+
+def _core(a: GroupedAttention, site: Site) -> Op:
+    """Scores, their sinks and biases, and the weighted values; with the cache they leave."""
     keys = site.source if a.cross else site.keys
     limit = _limit(a.span)
+    key, value = a.n_kv_head * a.d_head, a.n_kv_head * _d_value(a)
+    per_token = key if a.key_is_value else key + value
     cache = None
-    if not a.shares_kv:
-        per_token = key if a.key_is_value else key + value
-        if a.cross:
-            cache = Cache(state=per_token * site.source, copies=site.times)
-        elif a.causal:
-            cache = Cache(
-                per_token=per_token, limit=limit, copies=site.times, permille=site.permille
-            )
+    if a.cross and not a.shares_kv:
+        cache = Cache(state=per_token * site.source, copies=site.times)  # type: ignore[arg-type]
+    elif a.causal and not a.shares_kv:
+        cache = Cache(per_token=per_token, limit=limit, copies=site.times, permille=site.permille)
     extra = [site.tensor("sinks", "attention", a.n_head)] if a.sinks else []
     if isinstance(a.position, RelativeBias):
-        shape = (a.position.n_bucket, a.n_head)
-        extra.append(site.tensor("relative_bias", "attention", *shape))
-    yield Op(
+        name = "layer_bias" if a.position.each_layer else "relative_bias"
+        extra.append(site.tensor(name, "attention", a.position.n_bucket, a.n_head))
+    k = a.d_head + _d_value(a)
+    return Op(
         name=f"{site.path}.core", kind="attention", part="attention", m=site.queries, n=keys,
-        k=a.d_head + d_value, repeat=site.times * (a.n_head * site.batch), tensors=tuple(extra),
-        times=site.times, visible=_visible(a, site, keys, limit), cache=cache,
-        elements=a.d_head + d_value,
+        k=k, repeat=site.times * (a.n_head * site.batch), tensors=tuple(extra), times=site.times,
+        visible=_visible(a, site, keys, limit), cache=cache, elements=k,
     )  # fmt: skip
-    out = (("o", site.width),)
-    yield site.matmul("o", "attention", out, a.n_head * d_value, bias=a.out_bias)
+
+
+def adapters(
+    part: Part, outs: tuple[tuple[str, Dim], ...], width: Dim, rank: Dim, site: Site
+) -> Iterator[Op]:
+    """A low-rank addition to each of some products, with weights for each use of theirs."""
+    own = replace(site, copies=site.times)
+    for out, n in outs:
+        yield own.matmul(f"{out}_adapter_a", part, ((f"{out}_adapter_a", rank),), width)
+        yield own.matmul(f"{out}_adapter_b", part, ((f"{out}_adapter_b", n),), rank)
+
+
+def _disentangled(a: GroupedAttention, p: Disentangled, width: Dim, site: Site) -> Iterator[Op]:
+    """The table of relative positions through the projections, and its two products of scores.
+
+    Content to position: each query with each row; position to content: each key with each row
+    (He et al. 2021, equation 4). Both are picked from by distance afterwards.
+    """
+    query, rows = a.n_head * a.d_head, p.n_relative
+    if p.trimmed:
+        rows = minimum(rows, 2 * site.keys)
+    weights = [site.tensor("relative_table", "embedding", p.n_relative, width)]
+    if p.norm is not None:
+        weights += site.norm("relative_table_norm", p.norm, width).tensors
+    yield Op(name=f"{site.path}.relative_table", kind="norm", part="embedding", m=rows, n=width,
+             k=1, tensors=tuple(weights), elements=2 * width)  # fmt: skip
+    for name, wanted, bias, lines in (
+        ("position_key", p.content_to_position, p.key_bias, site.queries),
+        ("position_query", p.position_to_content, True, site.keys),
+    ):
+        if wanted or p.shared:
+            op = site.matmul(name, "attention", ((name, query),), width, bias=bias, rows=rows)
+            yield replace(op, tensors=()) if p.shared else op
+        if wanted:
+            yield Op(
+                name=f"{site.path}.{name}_scores", kind="attention", part="attention", m=lines,
+                n=rows, k=a.d_head, repeat=site.times * (a.n_head * site.batch),
+                times=site.times, visible=wide(lines) * rows, elements=a.d_head,
+            )  # fmt: skip
 
 
 def qk_norm(norm: QKNorm, name: str, heads: Dim, d_head: Dim, site: Site) -> Op:
@@ -131,12 +193,17 @@ def latent(a: LatentAttention, site: Site) -> Iterator[Op]:
         ),
         elements=k,
     )  # fmt: skip
+    if a.gate:
+        yield site.matmul("gate", "attention", (("gate", a.n_head),), site.width)
     out = (("o", site.width),)
     yield site.matmul("o", "attention", out, a.n_head * a.d_value, bias=a.out_bias)
 
 
 def _indexer(a: LatentAttention, site: Site) -> Iterator[Op]:
-    """The sparse selector's own small attention over all positions (DeepSeek-V3.2)."""
+    """The sparse selector's own small attention over all positions (DeepSeek-V3.2).
+
+    Each head scores all keys (d_index wide), then one weighted sum over the heads: d_index + 1.
+    """
     i = a.indexer
     assert i is not None
     inner = a.q_rank if a.q_rank is not None else site.width
@@ -147,7 +214,7 @@ def _indexer(a: LatentAttention, site: Site) -> Iterator[Op]:
     yield site.norm("index_norm", Norm("layer", bias=True), i.d_index, "attention")
     yield Op(
         name=f"{site.path}.index", kind="attention", part="attention", m=site.queries, n=site.keys,
-        k=i.d_index, repeat=site.times * (i.n_index_head * site.batch),
+        k=i.d_index + 1, repeat=site.times * (i.n_index_head * site.batch),
         visible=visible_pairs(site.queries, site.keys, None, causal=True),  # type: ignore[arg-type]
         times=site.times, elements=i.d_index,
     )  # fmt: skip

@@ -4,15 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from msgspec.structs import replace
+
 from scantling.arith import Dim
-from scantling.ops.op import Op, Part, Tensor
+from scantling.ops.attention import adapters
+from scantling.ops.op import Cache, Op, Part, Tensor
 from scantling.ops.site import Site
-from scantling.spec import Dense, Experts
+from scantling.spec import ChannelMix, Dense, Experts, Projection
 
 
 def dense(f: Dense, site: Site) -> Iterator[Op]:
     """Up (and gate), activation, down."""
-    yield from _feedforward(f.d_ff, f.gated, f.in_bias, f.out_bias, "ffn", "", site)
+    part: Part = "shared_experts" if f.shared else "ffn"
+    if f.adapter_rank is not None:
+        up = 2 * f.d_ff if f.gated else f.d_ff
+        yield from adapters(part, (("up", up),), site.width, f.adapter_rank, site)
+    for op in _feedforward(f.d_ff, f.gated, f.in_bias, f.out_bias, part, "", site):
+        if f.activation == "xielu" and op.name.endswith(".activation"):
+            alphas = site.tensor("alphas", "ffn", 2)  # one for each side of 0
+            fixed = site.tensor("constants", "ffn", 2, buffer=True)
+            op = replace(op, tensors=(alphas, fixed))  # noqa: PLW2901 - the same one, with weights
+        if f.inner_norm is not None and op.name.endswith(".down"):
+            yield site.norm("inner_norm", f.inner_norm, f.d_ff)
+        yield op
 
 
 def _feedforward(
@@ -27,6 +41,22 @@ def _feedforward(
     yield site.matmul(f"{prefix}down", part, down, width, bias=out_bias)
 
 
+def channel_mix(f: ChannelMix, site: Site) -> Iterator[Op]:
+    """RWKV's feed-forward: mixes with the token before, key and value, a receptance beside them."""
+    mixes = tuple(site.tensor(f"mix_{x}", "ffn", 1, 1, site.width) for x in "kr")
+    shift = site.light("elementwise", "shift", "ffn", site.width, mixes)
+    yield replace(shift, cache=Cache(state=site.width, copies=site.times))
+    yield site.matmul("key", "ffn", (("key", f.d_ff),), site.width)
+    yield site.light("elementwise", "activation", "ffn", f.d_ff)
+    yield site.matmul("receptance", "ffn", (("receptance", site.width),), site.width)
+    yield site.matmul("value", "ffn", (("value", site.width),), f.d_ff)
+
+
+def projection(_: Projection, site: Site) -> Iterator[Op]:
+    """One matrix on the stream."""
+    yield site.matmul("projection", "other", (("projection", site.width),), site.width)
+
+
 def experts(f: Experts, site: Site) -> Iterator[Op]:
     """Router, the routed experts as one grouped product each way, and the shared expert.
 
@@ -36,12 +66,15 @@ def experts(f: Experts, site: Site) -> Iterator[Op]:
     router = site.matmul("router", "router", (("router", f.n_expert),), site.width,
                          bias=f.router.bias)  # fmt: skip
     yield router
-    if f.router.correction:
-        bias = site.tensor("router_correction", "router", f.n_expert, buffer=True)
-        yield site.light("elementwise", "router_correction", "router", f.n_expert, (bias,))
+    if f.router.correction is not None:
+        buffer = f.router.correction == "buffer"
+        part: Part = "router" if buffer else "ffn"
+        bias = site.tensor("router_correction", part, f.n_expert, buffer=buffer)
+        yield site.light("elementwise", "router_correction", part, f.n_expert, (bias,))
     inner = site.width if f.d_latent is None else f.d_latent
     if f.d_latent is not None:
-        yield site.matmul("latent_down", "experts", (("latent_down", inner),), site.width)
+        yield site.matmul("latent_down", "ffn", (("latent_down", inner),), site.width,
+                          bias=f.latent_bias)  # fmt: skip
     up: tuple[tuple[str, Dim], ...] = (("up", f.d_expert),)
     if f.gated:
         up = (("gate", f.d_expert), *up)
@@ -49,10 +82,11 @@ def experts(f: Experts, site: Site) -> Iterator[Op]:
     yield site.light("elementwise", "experts_activation", "experts", f.d_expert * f.top_k)
     yield _grouped("experts_down", (("down", inner),), f.d_expert, f, site)
     if f.d_latent is not None:
-        yield site.matmul("latent_up", "experts", (("latent_up", site.width),), inner)
+        yield site.matmul("latent_up", "ffn", (("latent_up", site.width),), inner,
+                          bias=f.latent_bias)  # fmt: skip
     if f.shared is not None:
         s = f.shared
-        part: Part = "shared_experts"
+        part = "shared_experts"
         yield from _feedforward(s.d_shared, f.gated, s.bias, s.bias, part, "shared_", site)
         if s.gate:
             yield site.matmul(

@@ -105,7 +105,8 @@ class Op(Struct, frozen=True, kw_only=True):
     """Kernels launched: the occurrences in the model, each of which reads the weights."""
     tensors: tuple[Tensor, ...] = ()
     visible: Num | None = None
-    """Attention: (query, key) pairs that the mask lets through, of m × n."""
+    """Pairs of m × n that carry work: in attention what the mask lets through, in a scan or a
+    convolution what is no padding."""
     cache: Cache | None = None
     elements: Num = 0
     """Activation elements read and written for each of the m rows and each repeat."""
@@ -114,14 +115,16 @@ class Op(Struct, frozen=True, kw_only=True):
     def flops(self, convention: str = "full") -> Num:
         """Floating-point operations, 2 per multiply-add.
 
-        ``full`` counts attention over all m × n pairs, ``causal`` over the visible ones.
-        Lookups, norms and other elementwise work count zero, as in every public counter.
+        ``full`` counts attention over all m × n pairs and scans with their padding, ``unpadded``
+        scans without it, ``causal`` also attention over the visible pairs only. Lookups, norms
+        and other elementwise work count zero, as in every public counter.
         """
-        if self.kind in {"matmul", "scan"} or (self.kind == "attention" and convention == "full"):
+        if self.kind not in {"matmul", "scan", "attention"}:
+            return 0
+        whole = convention == "full" or (convention == "unpadded" and self.kind == "attention")
+        if whole or self.visible is None:
             return product(self.n, self.k, self.m, self.repeat, 2)
-        if self.kind == "attention" and self.visible is not None:
-            return product(self.k, self.visible, self.repeat, 2)
-        return 0
+        return product(self.k, self.visible, self.repeat, 2)
 
 
 def visible_pairs(queries: Dim, keys: Dim, limit: Dim | None, causal: bool) -> Num:

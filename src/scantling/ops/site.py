@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from scantling.arith import Dim, Num
-from scantling.ops.op import Cache, Op, Part, Tensor
+from scantling.ops.op import Op, Part, Tensor
 from scantling.spec import Norm
 from scantling.spec.workload import Phase
 
@@ -26,7 +26,7 @@ class Site(Struct, frozen=True):
     """New tokens of one sequence."""
     keys: Num
     """Tokens of one sequence that attention can look at."""
-    source: int
+    source: Num
     """Encoder tokens of one sequence, for cross attention."""
     permille: Dim = 1000
     """Share of the tokens that reach the module."""
@@ -50,13 +50,16 @@ class Site(Struct, frozen=True):
         outs: tuple[tuple[str, Dim], ...],
         k: Dim,
         *,
-        bias: bool = False,
+        bias: bool | tuple[str, ...] = False,
         rows: Num | None = None,
     ) -> Op:
-        """One product with one or several matrices side by side (a fused q, k, v)."""
+        """One product with one or several matrices side by side (a fused q, k, v).
+
+        ``bias`` is for all of them, or names those that have one.
+        """
         weights = [self.tensor(out, part, n, k) for out, n in outs]
-        if bias:
-            weights += [self.tensor(f"{out}_bias", part, n) for out, n in outs]
+        biased = bias if isinstance(bias, tuple) else [out for out, _ in outs if bias]
+        weights += [self.tensor(f"{out}_bias", part, n) for out, n in outs if out in biased]
         n = outs[0][1]
         for _, more in outs[1:]:
             n = n + more
@@ -82,13 +85,4 @@ class Site(Struct, frozen=True):
         return Op(
             name=f"{self.path}.{name}", kind=kind, part=part, m=self.rows, n=width, k=1,  # type: ignore[arg-type]
             repeat=self.times, times=self.times, tensors=tensors, elements=2 * width,
-        )  # fmt: skip
-
-    def scan(self, name: str, width: Num, state: Num, cache: Cache | None = None,
-             tensors: tuple[Tensor, ...] = ()) -> Op:  # fmt: skip
-        """A recurrence: each token updates and reads ``width × state`` numbers."""
-        return Op(
-            name=f"{self.path}.{name}", kind="scan", part="mixer", m=self.rows, n=width,
-            k=2 * state, repeat=self.times, times=self.times, tensors=tensors, cache=cache,
-            elements=2 * width,
         )  # fmt: skip

@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Struct
 
 from scantling import catalog
+from scantling.arith import Num
 from scantling.costs.count import (
     Convention,
     Flops,
@@ -21,6 +22,8 @@ from scantling.costs.count import (
 )
 from scantling.costs.features import features
 from scantling.errors import FieldError
+from scantling.formats.checkpoint import Checkpoint, describe
+from scantling.formats.compare import compare
 from scantling.laws import Features
 from scantling.ops import operators
 from scantling.search import Candidate, budget, candidate, explain
@@ -41,12 +44,15 @@ class Analysis(Struct, frozen=True, kw_only=True):
     spec: Spec
     params: Parameters
     flops: Flops
+    unpadded: Num
+    """Forward FLOPs without the padding of chunked scans; as ``full`` where there are none."""
     cache: KVCache
     workload: Workload
     features: Features
     dims: dict[str, int]
     notes: tuple[str, ...]
     n_mtp: int
+    checkpoint: Checkpoint | None = None
 
     @property
     def weights_bytes(self) -> float:
@@ -88,6 +94,12 @@ class Analysis(Struct, frozen=True, kw_only=True):
         """Alignment and ratios outside what is known."""
         return shape_findings(self.dims, self.features)
 
+    def weights(self) -> dict[str, Any]:
+        """What the given checkpoint holds, and where that is not what its config implies."""
+        assert self.checkpoint is not None
+        found = compare(self.checkpoint, self.spec, self.model_type)
+        return {**describe(self.checkpoint), "comparison": found.to_json()}
+
     def to_json(self) -> dict[str, Any]:
         """The contract of ``analyze --json``."""
         p, f, w, tokens = self.params, self.flops, self.workload, self.flops.tokens
@@ -104,7 +116,7 @@ class Analysis(Struct, frozen=True, kw_only=True):
                 },
             },
             "flops": {
-                "forward": f.forward, "train": f.train,
+                "forward": f.forward, "train": f.train, "forward_unpadded": self.unpadded,
                 "per_token_forward": f.forward / tokens, "per_token_train": f.train / tokens,
                 "macs_forward": f.forward // 2 if isinstance(f.forward, int) else f.forward / 2,
                 "convention": f.convention, "batch": w.batch, "context": w.context,
@@ -125,6 +137,7 @@ class Analysis(Struct, frozen=True, kw_only=True):
             "peers": [m.name for m in catalog.nearest(int(p.total), self.dims["vocab_size"])],
             "findings": self.findings(),
             "notes": list(self.notes),
+            **({} if self.checkpoint is None else {"checkpoint": self.weights()}),
         }  # fmt: skip
 
 
@@ -149,7 +162,7 @@ def analyze(
         context: Tokens of each; by default 8192 or the model's own limit if that is shorter.
         dtype: Dtype of the weights.
         kv_dtype: Dtype of the cache.
-        flops: The convention: ``full``, ``causal`` or ``palm``.
+        flops: The convention: ``full``, ``unpadded``, ``causal`` or ``palm``.
         loaded: The model, where it is loaded already.
 
     Raises:
@@ -175,8 +188,10 @@ def analyze(
         name=one.name, model_type=one.model_type, spec=spec, params=counted,
         flops=Flops(forward_flops(forward, flops), forward_flops(train, flops),
                     batch * context, flops),
+        unpadded=forward_flops(forward, "unpadded"),
         cache=kv_cache(spec, batch, context, kv_dtype, ops=forward), workload=work,
         features=features(spec, 1.0, counted), dims=dims(spec), notes=one.notes, n_mtp=one.n_mtp,
+        checkpoint=one.checkpoint,
     )  # fmt: skip
 
 

@@ -207,10 +207,13 @@ def _lines(a: Analysis) -> list[tuple[str, str, str]]:
     if a.n_mtp:
         found.append(("MTP modules", str(a.n_mtp), "named by the config, not counted"))
     at = f"{w.batch} × {w.context:,} tokens"
+    unpadded = []
+    if a.unpadded != f.forward and f.convention == "full":
+        unpadded = [("  unpadded", f"{a.unpadded:,.0f}", "without the padding of chunked scans")]
     found += [
         ("FLOPs forward", f"{f.forward:,.0f}", f"{at}, {f.convention}"),
         ("  MACs forward", f"{float(f.forward) / 2:,.0f}", "one multiply-add each: half"),
-        ("FLOPs train", f"{f.train:,.0f}", "forward and backward"),
+        *unpadded, ("FLOPs train", f"{f.train:,.0f}", "forward and backward"),
         ("  per token", flops_text(float(f.train) / tokens), "train"),
         ("KV per token", bytes_text(float(k.bytes_per_token)),
          f"{k.bytes_per_token:,} bytes, {w.kv_dtype}"),
@@ -254,31 +257,6 @@ def _number(name: str, value: float | None) -> str:
     return count_text(value) if abs(value) >= 1e4 else f"{value:.4g}"
 
 
-def print_trace(out: Console, found: dict[str, Any]) -> None:
-    """The stages of a forward pass."""
-    layout = ", ".join(f"{run['layers']} × ({' '.join(run['pattern'])})" for run in found["layout"])
-    out.print(f"[bold]{found['model']}[/bold] at batch {found['batch']}, context "
-              f"{found['context']}: {layout}")  # fmt: skip
-    shown = table(("stage", "left"), ("×", "right"), ("in", "left"), ("out", "left"),
-                  ("weights", "left"), ("parameters", "right"), ("FLOPs", "right"))  # fmt: skip
-    for stage in found["stages"]:
-        weights = ", ".join(
-            f"{w['name'].rsplit('.', 1)[-1]} {'×'.join(map(str, w['shape']))}"
-            + (f" ×{w['experts']}" if w["experts"] else "") + (" (tied)" if w["alias"] else "")
-            for w in stage["weights"]
-        )  # fmt: skip
-        flops = float(stage["flops"])
-        shown.add_row(
-            stage["name"], str(stage["layers"]), str(stage["in_shape"]), str(stage["out_shape"]),
-            weights, f"{stage['params']:,}" if stage["params"] else "",
-            flops_text(flops) if flops else "",
-        )  # fmt: skip
-    out.print(shown)
-    total = sum(float(s["flops"]) for s in found["stages"])
-    params = sum(s["params"] for s in found["stages"])
-    out.print(f"in all {params:,} parameters, {total:,.0f} FLOPs")
-
-
 def print_varied(out: Console, field: str, hold: str | None, rows: list[dict[str, Any]]) -> None:
     """A range of one field as a table."""
     shown = table((field, "right"), ("FFN", "right"), ("params", "right"), ("Δ loss", "right"),
@@ -299,5 +277,5 @@ def print_varied(out: Console, field: str, hold: str | None, rows: list[dict[str
 
 __all__ = [
     "console", "print_analysis", "print_compare", "print_front", "print_infeasible",
-    "print_trace", "print_varied", "table",
+    "print_varied", "table",
 ]  # fmt: skip

@@ -10,11 +10,20 @@ from msgspec import Struct
 
 from scantling.errors import FieldError, nearest
 from scantling.spec import modules
-from scantling.spec.model import Embeddings, Head, LearnedPosition, Run, Spec, Stack
+from scantling.spec.model import (
+    Audio,
+    Embeddings,
+    Head,
+    LearnedPosition,
+    Run,
+    Spec,
+    Stack,
+    Transform,
+)
 from scantling.spec.vary import WRAPPERS
 
 STRUCTS: tuple[type[Struct], ...] = (
-    Spec, Stack, Run, Embeddings, Head, LearnedPosition,
+    Spec, Stack, Run, Embeddings, Head, LearnedPosition, Audio, Transform,
     *(v for v in vars(modules).values() if isinstance(v, type) and issubclass(v, Struct)),
 )  # fmt: skip
 ALL_FIELDS = {name for struct in STRUCTS for name in struct.__struct_fields__}
@@ -57,7 +66,10 @@ def _name(value: dict[str, Any]) -> list[str]:
         kind = module.get("type")
         if kind == "attention" and module.get("cross"):
             return ["cross_attention"]
-        names = {"attention": "attention", "latent": "attention", "dense": "ffn", "experts": "ffn"}
+        names = {
+            "attention": "attention", "latent": "attention", "dense": "ffn", "experts": "ffn",
+            "channel_mix": "ffn",
+        }  # fmt: skip
         return [names.get(str(kind), "mixer")]
     return [str(value["name"])] if "name" in value else []
 

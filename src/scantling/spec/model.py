@@ -74,6 +74,15 @@ class LearnedPosition(Struct, frozen=True, forbid_unknown_fields=True):
     """A table of positions added to the embedding. OPT keeps two rows more than its context."""
 
     rows: Dim
+    narrow: bool = False
+    """As wide as the token table, added before the projection (ALBERT, ELECTRA)."""
+
+
+class Audio(Struct, frozen=True, forbid_unknown_fields=True):
+    """Whisper's stem in place of a token table: two convolutions, the second halves the frames."""
+
+    n_mel: Dim
+    d_conv: Dim = 3
 
 
 class Embeddings(Struct, frozen=True, forbid_unknown_fields=True):
@@ -86,6 +95,18 @@ class Embeddings(Struct, frozen=True, forbid_unknown_fields=True):
     n_token_type: Dim | None = None
     norm: Norm | None = None
     scale: float | None = None
+    norm_last: bool = False
+    """The norm comes after the projection (DeBERTa), not before it (ALBERT, ELECTRA)."""
+    audio: Audio | None = None
+    """Frames of sound are read, not tokens; positions are then as many as the encoder sees."""
+
+
+class Transform(Struct, frozen=True, forbid_unknown_fields=True):
+    """The layer before the output matrix of a masked language model: dense, activation, norm."""
+
+    bias: bool = True
+    activation: str = "gelu"
+    norm: Norm | None = Norm("layer", bias=True)
 
 
 class Head(Struct, frozen=True, forbid_unknown_fields=True):
@@ -96,6 +117,10 @@ class Head(Struct, frozen=True, forbid_unknown_fields=True):
     """A projection from ``d_model`` to the table's width comes first (OPT-350m)."""
     softcap: float | None = None
     scale: float | None = None
+    transform: Transform | None = None
+    """A layer from ``d_model`` to the table's width comes first; it counts as head (BERT)."""
+    buffer_bias: bool = False
+    """A bias on the logits that is a buffer, not a parameter (BART, Marian)."""
 
 
 class Spec(Struct, frozen=True, forbid_unknown_fields=True):
@@ -103,6 +128,9 @@ class Spec(Struct, frozen=True, forbid_unknown_fields=True):
 
     A *column spec* is the same struct with int64 arrays for dimensions: it has one structure and
     stands for as many models as the arrays are long; it is never hashed, compared or encoded.
+
+    An encoder alone (BERT) is a ``decoder`` whose attention is not causal: the one stack that
+    ends in the head.
     """
 
     d_model: Dim
@@ -112,6 +140,9 @@ class Spec(Struct, frozen=True, forbid_unknown_fields=True):
     tied: bool = False
     head: Head | None = Head()
     encoder: Stack | None = None
+    encoder_embeddings: Embeddings | None = None
+    """The encoder's own positions and norm over the shared table, or its stem (BART, Whisper);
+    with None it shares all that the decoder has (T5)."""
     max_context: Dim | None = None
     """Positions the model was made for; not a limit of any cost."""
 

@@ -48,9 +48,31 @@ class RelativeBias(Struct, frozen=True, tag="relative", forbid_unknown_fields=Tr
     """T5: one learned bias per bucket and head, in the first layer of a stack only."""
 
     n_bucket: Dim = 32
+    each_layer: bool = False
+    """Every layer has its own (UMT5)."""
 
 
-Position: TypeAlias = Rope | Alibi | RelativeBias | None
+class Disentangled(Struct, frozen=True, tag="disentangled", forbid_unknown_fields=True):
+    """DeBERTa: scores between contents and a table of relative positions, one a stack.
+
+    The table passes the projections of queries and keys in every layer.
+    """
+
+    n_relative: Dim
+    """Rows of the table: both directions."""
+    norm: Norm | None = None
+    """On the table."""
+    content_to_position: bool = True
+    position_to_content: bool = True
+    shared: bool = False
+    """Positions use the projections of the contents; else they have their own."""
+    key_bias: bool = True
+    """Their own key projection has a bias."""
+    trimmed: bool = False
+    """Only the rows within reach of the context are projected (DeBERTa-v1)."""
+
+
+Position: TypeAlias = Rope | Alibi | RelativeBias | Disentangled | None
 
 
 class Full(Struct, frozen=True, tag="full", forbid_unknown_fields=True):
@@ -94,6 +116,8 @@ class GroupedAttention(Struct, frozen=True, tag="attention", forbid_unknown_fiel
     d_value: Dim | None = None
     """Width of a value head where it is not ``d_head``."""
     qkv_bias: bool = False
+    key_bias: bool = True
+    """Whether the key's projection has a bias where ``qkv_bias`` says so; Whisper's has none."""
     out_bias: bool = False
     qk_norm: QKNorm | None = None
     position: Position = None
@@ -103,6 +127,8 @@ class GroupedAttention(Struct, frozen=True, tag="attention", forbid_unknown_fiel
     """Keys and values come from the encoder."""
     sinks: bool = False
     """One learned logit per head (gpt-oss)."""
+    out_norm: Norm | None = None
+    """On the heads' output, before the output projection (BitNet)."""
     gate: Literal["head", "element"] | None = None
     """A sigmoid gate on the output, one value per head or per element."""
     shares_kv: bool = False
@@ -114,6 +140,8 @@ class GroupedAttention(Struct, frozen=True, tag="attention", forbid_unknown_fiel
     """Factor on the logits where it is not 1/sqrt(d_head)."""
     d_input: Dim | None = None
     """Width of the input where it is not ``d_model`` (Zamba concatenates two)."""
+    adapter_rank: Dim | None = None
+    """Rank of the low-rank addition to q, k and v that each use of shared weights has (Zamba 2)."""
 
 
 class Indexer(Struct, frozen=True, tag="indexer", forbid_unknown_fields=True):
@@ -140,6 +168,8 @@ class LatentAttention(Struct, frozen=True, tag="latent", forbid_unknown_fields=T
     position: Position = None
     span: Span = Full()
     indexer: Indexer | None = None
+    gate: bool = False
+    """A sigmoid gate on the output, one value per head (Ling 2.5)."""
     scale: float | None = None
 
 
@@ -153,6 +183,10 @@ class LinearAttention(Struct, frozen=True, tag="linear", forbid_unknown_fields=T
     d_head: Dim
     gated: bool = True
     norm: Norm | None = Norm()
+    stored_decay: bool = False
+    """The decays within a block are buffers of the checkpoint (MiniMax)."""
+    scan_chunk: Dim = 256
+    """Tokens whose pairs are worked out at once in a prefill; also in the mixers below."""
 
 
 class GatedDelta(Struct, frozen=True, tag="gated_delta", forbid_unknown_fields=True):
@@ -164,6 +198,19 @@ class GatedDelta(Struct, frozen=True, tag="gated_delta", forbid_unknown_fields=T
     d_state_value: Dim
     d_conv: Dim
     norm: Norm = Norm()
+    scan_chunk: Dim = 64
+
+
+class KimiDelta(Struct, frozen=True, tag="kimi_delta", forbid_unknown_fields=True):
+    """Kimi delta attention: the delta rule with a decay per channel, through a narrow gate."""
+
+    n_delta_head: Dim
+    d_delta: Dim
+    d_conv: Dim
+    gate_rank: Dim | None = None
+    """Width between the two matrices of the forget gate and the output gate; None is one matrix."""
+    norm: Norm = Norm()
+    scan_chunk: Dim = 64
 
 
 class Mamba1(Struct, frozen=True, tag="mamba1", forbid_unknown_fields=True):
@@ -175,8 +222,10 @@ class Mamba1(Struct, frozen=True, tag="mamba1", forbid_unknown_fields=True):
     dt_rank: Dim
     conv_bias: bool = True
     bias: bool = False
-    inner_norms: bool = False
-    """Norms with parameters on dt, B and C (Jamba)."""
+    inner_norm: Norm | None = None
+    """On each of dt, B and C (Jamba; Falcon-Mamba without weights)."""
+    n_select_head: Dim | None = None
+    """Heads that choose dt, B and C from their own channels (Zamba)."""
 
 
 class Mamba2(Struct, frozen=True, tag="mamba2", forbid_unknown_fields=True):
@@ -188,8 +237,10 @@ class Mamba2(Struct, frozen=True, tag="mamba2", forbid_unknown_fields=True):
     d_state: Dim
     d_conv: Dim
     conv_bias: bool = True
-    bias: bool = False
+    in_bias: bool = False
+    out_bias: bool = False
     norm: Norm | None = Norm()
+    scan_chunk: Dim = 256
 
 
 class Rwkv(Struct, frozen=True, tag="rwkv", forbid_unknown_fields=True):
@@ -213,16 +264,30 @@ class ShortConv(Struct, frozen=True, tag="short_conv", forbid_unknown_fields=Tru
     bias: bool = False
 
 
+class TokenConv(Struct, frozen=True, tag="token_conv", forbid_unknown_fields=True):
+    """A convolution over neighbouring tokens and all channels (DeBERTa-v2, beside its layer 1)."""
+
+    d_conv: Dim
+    activation: str = "tanh"
+
+
+class Projection(Struct, frozen=True, tag="projection", forbid_unknown_fields=True):
+    """One matrix of the stream's width (Zamba, behind its shared block); counts as other."""
+
+
 Mixer: TypeAlias = (
     GroupedAttention
     | LatentAttention
     | LinearAttention
     | GatedDelta
+    | KimiDelta
     | Mamba1
     | Mamba2
     | Rwkv
     | RgLru
     | ShortConv
+    | TokenConv
+    | Projection
 )
 
 
@@ -237,6 +302,18 @@ class Dense(Struct, frozen=True, tag="dense", forbid_unknown_fields=True):
     activation: str = "silu"
     in_bias: bool = False
     out_bias: bool = False
+    inner_norm: Norm | None = None
+    """On the hidden width, before the down projection (BitNet)."""
+    shared: bool = False
+    """The shared expert of a type whose config routes to none (Granite 4 dense): counted there."""
+    adapter_rank: Dim | None = None
+    """Rank of the low-rank addition to the up product that each use of shared weights has."""
+
+
+class ChannelMix(Struct, frozen=True, tag="channel_mix", forbid_unknown_fields=True):
+    """RWKV-4's feed-forward: two token-shift mixes, squared ReLU, a receptance of width D."""
+
+    d_ff: Dim
 
 
 class SharedExpert(Struct, frozen=True, tag="shared", forbid_unknown_fields=True):
@@ -253,8 +330,8 @@ class Router(Struct, frozen=True, tag="router", forbid_unknown_fields=True):
 
     scoring: Literal["softmax", "sigmoid"] = "softmax"
     bias: bool = False
-    correction: bool = False
-    """A load-balancing bias that is a buffer, not a parameter (DeepSeek-V3)."""
+    correction: Literal["buffer", "parameter"] | None = None
+    """A load-balancing bias: a buffer (DeepSeek-V3), or a parameter of the FFN (AFMoE)."""
     n_expert_group: Dim | None = None
     top_k_group: Dim | None = None
 
@@ -272,9 +349,10 @@ class Experts(Struct, frozen=True, tag="experts", forbid_unknown_fields=True):
     shared: SharedExpert | None = None
     d_latent: Dim | None = None
     """Width the experts work in where it is not ``d_model``."""
+    latent_bias: bool = False
 
 
-FeedForward: TypeAlias = Dense | Experts
+FeedForward: TypeAlias = Dense | ChannelMix | Experts
 
 
 # ---------------------------------------------------------------- residual stream
@@ -306,7 +384,11 @@ class MixtureOfDepths(Struct, frozen=True, tag="mod", forbid_unknown_fields=True
     """Tokens that pass, in thousandths of the context: 125 is the paper's 12.5 %."""
 
 
-Residual: TypeAlias = Plain | DeepNorm | HyperConnections | MixtureOfDepths
+class Handed(Struct, frozen=True, tag="handed", forbid_unknown_fields=True):
+    """f(x) is not added: the next block reads it, beside the stream at the end (Zamba)."""
+
+
+Residual: TypeAlias = Plain | DeepNorm | HyperConnections | MixtureOfDepths | Handed
 
 
 # ---------------------------------------------------------------- layers
@@ -325,7 +407,7 @@ class Branch(Struct, frozen=True, forbid_unknown_fields=True):
     def name(self) -> str:
         """What the module is, in names of tensors and in errors."""
         module = self.module
-        if isinstance(module, Dense | Experts):
+        if isinstance(module, Dense | ChannelMix | Experts):
             return "ffn"
         if isinstance(module, GroupedAttention) and module.cross:
             return "cross_attention"

@@ -85,6 +85,12 @@ RELATIONS: tuple[Relation, ...] = (
         lambda s: near_divisors(s.d_inner, s.n_ssm_head),
     ),
     Relation(
+        m.Mamba1, "n_select_head", "heads divide inner width",
+        lambda s: True if s.n_select_head is None else s.d_inner % s.n_select_head == 0,
+        lambda s: f"must divide d_inner {s.d_inner}",
+        lambda s: near_divisors(s.d_inner, s.n_select_head),
+    ),
+    Relation(
         m.GatedDelta, "n_key_head", "key heads divide value heads",
         lambda g: g.n_value_head % g.n_key_head == 0,
         lambda g: f"must divide n_value_head {g.n_value_head}",

@@ -49,6 +49,17 @@ def first(flags: bool | Sequence[bool], n: int) -> int:
     return listed.index(True) if True in listed else n
 
 
+def spacing(flags: Sequence[bool]) -> int:
+    """How far apart the first two flags of a list are; past its end where there are not two.
+
+    Example:
+        >>> spacing([False, True, False, True]), spacing([True, False]), spacing([False])
+        (2, 2, 2)
+    """
+    found = [i for i, flag in enumerate(flags) if flag]
+    return found[1] - found[0] if len(found) > 1 else len(flags) + (not found)
+
+
 def layer_names(
     windowed: bool | Sequence[bool], window: int | None, chunk: int | None, n: int
 ) -> list[str] | None:
@@ -59,10 +70,48 @@ def layer_names(
     return [local if w else "full_attention" for w in over(windowed, n)]
 
 
+def pattern_of(pattern: int | str, n: int) -> list[bool]:
+    """Which layers look through the window: all but each p-th, or the L of a word of L and G.
+
+    Example:
+        >>> pattern_of(4, 4), pattern_of("LG", 4)
+        ([True, True, True, False], [True, False, True, False])
+    """
+    if isinstance(pattern, str):
+        return [pattern[i % len(pattern)] == "L" for i in range(n)]
+    return [(i + 1) % pattern != 0 for i in range(n)]
+
+
+def last_word(text: str) -> str:
+    """What follows the last hyphen: the activation of ``gated-silu``."""
+    return text.rpartition("-")[2]
+
+
+def unrolled(runs: Sequence[Any]) -> list[str]:
+    """Kinds of layers from runs of [kinds, times].
+
+    Example:
+        >>> unrolled([[["global", "local"], 2], [["global"], 1]])
+        ['global', 'local', 'global', 'local', 'global']
+    """
+    try:
+        return [str(kind) for kinds, times in runs for _ in range(times) for kind in kinds]
+    except (TypeError, ValueError) as error:
+        raise FieldError("attention_types", runs, "must be runs of [kinds, times]") from error
+
+
+def pick(settings: dict[str, Any] | None, key: str, default: Any) -> Any:
+    """A value of a nested object, or a default where it is missing."""
+    return (settings or {}).get(key, default)
+
+
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "exact": exact, "window_of": window_of, "named": named, "over": over, "first": first,
-    "layer_names": layer_names, "range": range, "bool": bool, "int": int, "dict": dict, "len": len, "max": max, "min": min,
-    "round_up": round_up, "ceil_div": ceil_div, "str": str, "enumerate": enumerate,
+    "spacing": spacing, "layer_names": layer_names, "range": range, "bool": bool, "int": int,
+    "dict": dict,
+    "len": len, "max": max, "min": min, "pattern_of": pattern_of, "last_word": last_word,
+    "pick": pick, "unrolled": unrolled, "round_up": round_up, "ceil_div": ceil_div, "str": str,
+    "enumerate": enumerate,
 }  # fmt: skip
 
 

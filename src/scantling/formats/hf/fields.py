@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import msgspec
@@ -11,10 +11,12 @@ from msgspec.structs import replace
 
 from scantling.arith import Dim
 from scantling.errors import FieldError
+from scantling.formats.hf.layout import squeeze
 from scantling.spec import (
     Alibi,
     Block,
     Branch,
+    ChannelMix,
     Chunk,
     Dense,
     Embeddings,
@@ -22,6 +24,7 @@ from scantling.spec import (
     FeedForward,
     Full,
     GroupedAttention,
+    Handed,
     Head,
     Indexer,
     LatentAttention,
@@ -30,10 +33,10 @@ from scantling.spec import (
     Mixer,
     Norm,
     Plain,
+    Projection,
     QKNorm,
     Rope,
     Router,
-    Run,
     SharedExpert,
     Spec,
     Stack,
@@ -65,7 +68,7 @@ class Fields(Struct, kw_only=True, forbid_unknown_fields=True):
     norm: Literal["rms", "layer"]
     norm_scale: bool
     norm_bias: bool
-    norms: Literal["pre", "both", "output", "after"]
+    norms: Literal["pre", "both", "output", "after"] | list[Literal["pre", "output"]]
     final_norm: bool
     block: Literal["serial", "shared", "own"]
     residual_scale: float
@@ -85,6 +88,9 @@ class Fields(Struct, kw_only=True, forbid_unknown_fields=True):
     chunk: Dim | None
     windowed: Flags
     sinks: bool
+    gate: Literal["head", "element"] | None
+    d_head_value: Dim | None
+    inner_norms: bool
     softcap: float | None
     scale: float | None
     kv_rank: Dim | None
@@ -95,6 +101,7 @@ class Fields(Struct, kw_only=True, forbid_unknown_fields=True):
     indexer: Indexer | None
     mixer: Words
     mixers: dict[str, Mixer | FeedForward]
+    copies: dict[str, Dim]
     ffn: Words
     d_ff: Dim | None
     gated: bool
@@ -107,7 +114,7 @@ class Fields(Struct, kw_only=True, forbid_unknown_fields=True):
     expert_bias: bool
     router_bias: bool
     scoring: Literal["softmax", "sigmoid"]
-    correction: bool
+    correction: Literal["buffer", "parameter"] | None
     n_expert_group: Dim | None
     top_k_group: Dim | None
     d_shared: Dim | None
@@ -120,7 +127,7 @@ class Fields(Struct, kw_only=True, forbid_unknown_fields=True):
         """The norm of the residual stream."""
         return Norm(self.norm, self.norm_scale, self.norm_bias)
 
-    LISTS: ClassVar[tuple[str, ...]] = ("windowed", "roped", "sparse", "mixer", "ffn")
+    LISTS: ClassVar[tuple[str, ...]] = ("windowed", "roped", "sparse", "mixer", "ffn", "norms")
     """Fields that may be a list over the layers."""
 
     def needed(self) -> list[str]:
@@ -139,15 +146,15 @@ class Fields(Struct, kw_only=True, forbid_unknown_fields=True):
 def to_spec(f: Fields) -> Spec:
     """Assemble a spec: one layer kind per combination of window, rotation, mixer and FFN."""
     local = f.window is not None or f.chunk is not None
-    n = int(f.n_layer)  # type: ignore[arg-type]
+    n = int(f.n_layer)
     columns = (
         _per_layer(f.windowed if local else False, n),
         _per_layer(f.roped if f.position == "rope" else False, n),
-        _per_layer(f.mixer, n), _ffn_words(f),
+        _per_layer(f.mixer, n), _ffn_words(f), _per_layer(f.norms, n),
     )  # fmt: skip
     keys = [Key(*row) for row in zip(*columns, strict=True)]
     keys = [
-        k if "attention" in k.mixer.split("+") else k._replace(windowed=False, roped=False)
+        k if "attention" in _words(k.mixer) else k._replace(windowed=False, roped=False)
         for k in keys
     ]
     names = _kind_names(list(dict.fromkeys(keys)))
@@ -171,12 +178,16 @@ def to_spec(f: Fields) -> Spec:
 
 
 class Key(NamedTuple):
-    """What a layer kind is told apart by: mixers and FFNs are words, ``a+b`` is side by side."""
+    """What a layer kind is told apart by: mixers and FFNs are words.
+
+    ``a+b`` is side by side, ``a>b`` one that hands its output to the other.
+    """
 
     windowed: bool
     roped: bool
     mixer: str
     ffn: str
+    norms: str
 
 
 def _per_layer(value: Any, n_layer: int) -> list[Any]:
@@ -186,7 +197,7 @@ def _per_layer(value: Any, n_layer: int) -> list[Any]:
 
 def _ffn_words(f: Fields) -> list[str]:
     """The feed-forward of each layer; ``auto`` is experts where ``sparse`` says so."""
-    n = int(f.n_layer)  # type: ignore[arg-type]
+    n = int(f.n_layer)
     sparse = _per_layer(f.sparse if f.n_expert is not None else False, n)
     auto = ["experts" if s else "dense" for s in sparse]
     return [a if w == "auto" else w for w, a in zip(_per_layer(f.ffn, n), auto, strict=True)]
@@ -203,9 +214,10 @@ def _kind_names(keys: list[Key]) -> dict[Key, str]:
     if len({k.roped for k in attention}) > 1 and not follows:
         words.append(lambda k: ("rope" if k.roped else "nope") if k in attention else "")
     if len({k.mixer for k in keys}) > 1:
-        words.append(lambda k: "" if k.mixer == "none" or (k in attention and words[0](k)) else
-                     k.mixer)  # fmt: skip
-        words.sort(key=lambda w: w is words[-1])
+        told = list(words)
+        words.append(
+            lambda k: "" if k.mixer == "none" or any(word(k) for word in told) else k.mixer
+        )
     if len({k.ffn for k in keys}) > 1:
         words.append(lambda k: {"experts": "moe", "none": ""}.get(k.ffn, k.ffn))
     names: dict[Key, str] = {}
@@ -217,25 +229,43 @@ def _kind_names(keys: list[Key]) -> dict[Key, str]:
 
 def _layer(name: str, f: Fields, key: Key) -> Layer:
     norm, residual = f.stream_norm(), Plain(f.residual_scale)
-    mixers = [_named(f, word, key) for word in key.mixer.split("+") if word != "none"]
-    ffns = [_named(f, word, key) for word in key.ffn.split("+") if word != "none"]
+    mixers, ffns = _branches(f, key, key.mixer), _branches(f, key, key.ffn)
     if f.block != "serial":
         own = norm if f.block == "own" else None
         shared = norm if f.block == "shared" else None
-        branches = tuple(Branch(m, pre=own) for m in (*mixers, *ffns))
+        branches = tuple(replace(b, pre=own) for b in (*mixers, *ffns))
         return Layer(name, (Block(branches, pre=shared, residual=residual),))
-    pre = norm if f.norms in {"pre", "both"} else None
-    post = norm if f.norms in {"both", "output"} else None
-    after = norm if f.norms == "after" else None
-    return Layer(name, tuple(
-        Block(tuple(Branch(m) for m in beside), pre=pre, post=post, after=after, residual=residual)
+    pre = norm if key.norms in {"pre", "both"} else None
+    post = norm if key.norms in {"both", "output"} else None
+    after = norm if key.norms == "after" else None
+    *handed, last = key.mixer.split(">")
+    first = tuple(Block(b, pre=None if _bare(b) else norm, residual=Handed())
+                  for b in (_branches(f, key, words) for words in handed))  # fmt: skip
+    mixers = _branches(f, key, last)
+    return Layer(name, first + tuple(
+        Block(beside, pre=pre, post=post, after=after, residual=residual)
         for beside in (mixers, ffns) if beside
     ))  # fmt: skip
 
 
+def _branches(f: Fields, key: Key, words: str) -> tuple[Branch, ...]:
+    """The modules of words that stand side by side."""
+    named = [word for word in _words(words) if word != "none"]
+    return tuple(Branch(_named(f, word, key), copies=f.copies.get(word)) for word in named)
+
+
+def _words(text: str) -> list[str]:
+    return text.replace(">", "+").split("+")
+
+
+def _bare(branches: tuple[Branch, ...]) -> bool:
+    """Whether a block has no norm of its own: a projection behind another block."""
+    return isinstance(branches[0].module, Projection)
+
+
 def _named(f: Fields, word: str, key: Key) -> Mixer | FeedForward:
     """The module a word stands for: the fields' own attention and FFN, or one of ``mixers``."""
-    if word == "attention":
+    if word == "attention" and word not in f.mixers:
         return _mixer(f, key.windowed, key.roped)
     if word in {"dense", "experts"} and word not in f.mixers:
         return _feedforward(f, word == "experts")
@@ -258,7 +288,7 @@ def _mixer(f: Fields, windowed: bool, roped: bool) -> Mixer:
         return LatentAttention(
             n_head=f.n_head, kv_rank=f.kv_rank, d_nope=f.d_nope, d_rope=f.d_rope,  # type: ignore[arg-type]
             d_value=f.d_value, q_rank=f.q_rank, qkv_bias=f.qkv_bias, out_bias=f.out_bias,  # type: ignore[arg-type]
-            position=position, span=span, scale=f.scale, indexer=f.indexer,
+            position=position, span=span, scale=f.scale, indexer=f.indexer, gate=f.gate == "head",
         )  # fmt: skip
     qk_norm = None
     if f.qk_norm is not None:
@@ -268,13 +298,15 @@ def _mixer(f: Fields, windowed: bool, roped: bool) -> Mixer:
     return GroupedAttention(
         n_head=f.n_head, n_kv_head=f.n_kv_head, d_head=f.d_head, qkv_bias=f.qkv_bias,
         out_bias=f.out_bias, qk_norm=qk_norm, position=position, span=span, sinks=f.sinks,
+        gate=f.gate, d_value=f.d_head_value, out_norm=f.stream_norm() if f.inner_norms else None,
         softcap=f.softcap, scale=f.scale,
     )  # fmt: skip
 
 
 def _feedforward(f: Fields, sparse: bool) -> FeedForward:
     if not sparse:
-        return Dense(f.d_ff, f.gated, f.activation, f.ff_in_bias, f.ff_out_bias)  # type: ignore[arg-type]
+        inner = f.stream_norm() if f.inner_norms else None
+        return Dense(f.d_ff, f.gated, f.activation, f.ff_in_bias, f.ff_out_bias, inner)  # type: ignore[arg-type]
     shared = None if f.d_shared is None else SharedExpert(f.d_shared, f.shared_gate, f.shared_bias)
     router = Router(f.scoring, f.router_bias, f.correction, f.n_expert_group, f.top_k_group)
     return Experts(
@@ -293,43 +325,6 @@ def thaw(settings: tuple[tuple[str, Any], ...] | None) -> dict[str, Any] | None:
     if settings is None:
         return None
     return {k: list(v) if isinstance(v, tuple) else v for k, v in settings}
-
-
-def squeeze(kinds: Sequence[str], n_layer: Dim) -> tuple[Run, ...]:
-    """A list of layer kinds as few runs: equal runs first, then one cycle to the end.
-
-    Of all periods the one with the fewest words wins: words are the runs of the prefix and the
-    kinds of the cycle.
-
-    Example:
-        >>> squeeze(["local"] * 2 + ["global"] + ["local"] * 2, 5)
-        (Run(pattern=('local', 'local', 'global'), n=5),)
-        >>> squeeze(["dense", "moe", "moe", "moe"], 4)
-        (Run(pattern=('dense',), n=1), Run(pattern=('moe',), n=3))
-    """
-    if len(set(kinds)) == 1:
-        return (Run((kinds[0],), n_layer),)
-    n, best, chosen = len(kinds), None, (0, 0)
-    for period in range(1, min(n, 64) + 1):
-        start = n - period
-        while start > 0 and kinds[start - 1] == kinds[start - 1 + period]:
-            start -= 1
-        words = len(_equal_runs(kinds[:start])) + period
-        if best is None or (words, start) < best:
-            best, chosen = (words, start), (start, period)
-    start, period = chosen
-    cycle = tuple(kinds[start : start + period])
-    return (*_equal_runs(kinds[:start]), Run(cycle, n - start))
-
-
-def _equal_runs(kinds: Sequence[str]) -> list[Run]:
-    runs: list[Run] = []
-    for kind in kinds:
-        if runs and runs[-1].pattern == (kind,):
-            runs[-1] = Run((kind,), runs[-1].n + 1)
-        else:
-            runs.append(Run((kind,), 1))
-    return runs
 
 
 def from_spec(spec: Spec) -> Fields | None:
@@ -351,7 +346,8 @@ def from_spec(spec: Spec) -> Fields | None:
     values |= _feedforward_values([known[w] for w in ("dense", "experts") if w in known])
     values |= {
         "mixer": mixer, "ffn": ffn, "sparse": [w == "experts" for w in ffn],
-        "mixers": {k: v for k, v in known.items() if k not in {"attention", "dense", "experts"}},
+        "mixers": {k: v for k, v in known.items() if k != "attention"} | _wide(modules),
+        "copies": _copies(order),
     }  # fmt: skip
     try:
         return msgspec.convert(values, Fields)
@@ -363,8 +359,20 @@ def _modules(kind: Layer) -> list[Mixer | FeedForward]:
     return [branch.module for block in kind.blocks for branch in block.branches]
 
 
+def _wide(layers: list[list[Mixer | FeedForward]]) -> dict[str, Mixer]:
+    """Attention that reads more than the stream, which no other field can say (Zamba)."""
+    found = [m for ms in layers for m in ms if isinstance(m, GroupedAttention)]
+    return {} if not found or found[0].d_input is None else {"attention": found[0]}
+
+
+def _copies(layers: list[Layer]) -> dict[str, Dim]:
+    """Distinct weight sets of shared modules, by word."""
+    branches = [b for layer in layers for block in layer.blocks for b in block.branches]
+    return {_word(b.module, {}): b.copies for b in branches if b.copies is not None}
+
+
 def _is_mixer(module: Mixer | FeedForward) -> bool:
-    return not isinstance(module, Dense | Experts)
+    return not isinstance(module, Dense | ChannelMix | Experts)
 
 
 def _plain(module: Mixer | FeedForward) -> Mixer | FeedForward:
@@ -446,17 +454,20 @@ def _mixer_values(mixers: list[Any], layers: list[list[Mixer | FeedForward]]) ->
         "roped": [isinstance(m.position, Rope) for m in by_layer],
         "window": window, "chunk": chunk,
         "windowed": [not isinstance(m.span, Full) for m in by_layer],
-        "sinks": False, "softcap": None, "qk_norm": None, "indexer": None,
+        "sinks": False, "softcap": None, "gate": None, "d_head_value": None,
+        "inner_norms": False, "qk_norm": None, "indexer": None,
         "kv_rank": None, "q_rank": None, "d_nope": None, "d_rope": None, "d_value": None,
     }  # fmt: skip
     if isinstance(a, LatentAttention):
         values |= {
             "n_kv_head": a.n_head, "d_head": a.d_nope, "kv_rank": a.kv_rank, "q_rank": a.q_rank,
             "d_nope": a.d_nope, "d_rope": a.d_rope, "d_value": a.d_value, "indexer": a.indexer,
+            "gate": "head" if a.gate else None,
         }  # fmt: skip
     else:
         values |= {
             "n_kv_head": a.n_kv_head, "d_head": a.d_head, "sinks": a.sinks, "softcap": a.softcap,
+            "gate": a.gate, "d_head_value": a.d_value, "inner_norms": a.out_norm is not None,
             "qk_norm": None if a.qk_norm is None else a.qk_norm.scope,
         }  # fmt: skip
     return values

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from typing import Any
 
 import msgspec
@@ -58,7 +59,7 @@ def read(config: dict[str, Any]) -> Imported:
             missing.append((key, default))
             continue
         values[key] = _value(found[0], kinds()[key], config[found[0]], notes)
-        if kinds()[key] == "names" and values[key] is not None:
+        if kinds()[key] in {"names", "words", "pattern"} and values[key] is not None:
             _check_words(found[0], values[key], words_of(kind, key))
         for other in found[1:]:
             if config[other] != config[found[0]]:
@@ -68,11 +69,13 @@ def read(config: dict[str, Any]) -> Imported:
         if kinds()[key] in {"size", "depth"} and default is not None and key in SHAPE_KEYS:
             notes.append(f"assumed: {key} is not given, the class default is {default}")
     notes += _without_effect(config, kind)
-    if not evaluate(kind.supports, values):
-        key = next(k for k in kind.keys if k in parse(kind.supports)[1])
+    if not _supported(kind, values):
+        named = [k for k in kind.keys if k in parse(kind.supports)[1]]
+        key = next((k for k in named if values[k] != kind.keys[k]), named[0])
         given = values[key]
         raise FieldError(kind.spellings(key)[0], given, "builds a model this reader cannot count")
-    fields = _evaluate(kind, values, {k for k in kind.keys if config.get(k, 0) is None})
+    null = {key for key, value in values.items() if value is None} - {key for key, _ in missing}
+    fields = _evaluate(kind, values, null)
     _check_lists(fields, values, notes)
     spec = _framed(kind, fields)
     if not evaluate(kind.requires, values):
@@ -83,30 +86,48 @@ def read(config: dict[str, Any]) -> Imported:
 SHAPE_KEYS = {
     "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim",
     "intermediate_size", "vocab_size", "moe_intermediate_size", "num_local_experts",
-    "q_lora_rank", "kv_lora_rank",
+    "q_lora_rank", "kv_lora_rank", "embedding_size", "encoder_layers", "decoder_layers",
+    "encoder_attention_heads", "decoder_attention_heads", "encoder_ffn_dim", "decoder_ffn_dim",
 }  # fmt: skip
 """Keys so often present that a default filled in for one is worth a note."""
 
 
+def _supported(kind: ModelType, values: dict[str, Any]) -> bool:
+    """Whether the count of this config would be right."""
+    try:
+        return bool(evaluate(kind.supports, values))
+    except TypeError:
+        none = [k for k in kind.keys if k in parse(kind.supports)[1] and values[k] is None]
+        raise FieldError(kind.spellings(none[0])[0], None, "must not be null") from None
+
+
 def _text_part(config: dict[str, Any]) -> tuple[dict[str, Any], ModelType]:
-    """The text part of a multimodal config, with its model type."""
+    """The text part of a multimodal config, with its model type.
+
+    A wrapper nobody has seen is read by the type of its text part.
+    """
     name = config.get("model_type")
-    if name is None:
-        name = _type_of_architecture(config.get("architectures"))
-    kind = model_type(name)
-    if kind.text is None:
-        return config, kind
     inner = config.get("text_config")
+    if name is None and inner is None:
+        name = _type_of_architecture(config.get("architectures"))
+    kind = None
+    if name is not None and (name in model_types() or not isinstance(inner, dict)):
+        kind = model_type(name)
+    if kind is not None and kind.text is None and not isinstance(inner, dict):
+        return config, kind
     inner = {} if inner is None else inner
     if not isinstance(inner, dict):
         raise FieldError("text_config", inner, "must be an object")
-    inner = {"model_type": kind.text, **inner}
+    own = None if kind is None else kind.text or kind.name
+    inner = {"model_type": own, **inner} if own is not None else dict(inner)
     if "tie_word_embeddings" in config:
         inner.setdefault("tie_word_embeddings", config["tie_word_embeddings"])
+    if inner.get("model_type") is None:
+        inner["model_type"] = _type_of_architecture(config.get("architectures"))
     text = model_type(inner["model_type"])
     if text.text is not None:
         raise FieldError("text_config.model_type", text.name, "names no text model",
-                         f"use {kind.text}")  # fmt: skip
+                         f"use {text.text}")  # fmt: skip
     return inner, text
 
 
@@ -148,30 +169,41 @@ def _classic_rope(config: dict[str, Any]) -> dict[str, Any]:
 
 def _value(key: str, kind: str, value: object, notes: list[str]) -> Any:
     """One config value, checked against what its key holds."""
-    if value is None:
+    if value is None or (kind == "auto" and value == "auto"):
         return None
-    if kind in {"size", "count", "depth"}:
+    if kind in {"size", "count", "depth", "signed", "auto"}:
         return _integer(key, kind, value, notes)
     if kind == "flag":
         if not isinstance(value, bool):
             raise FieldError(key, _shown(value), "must be true or false")
         return value
     if kind in {"real", "positive", "share"}:
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise FieldError(key, _shown(value), "must be a number")
-        if not -1e30 < value < 1e30:
-            raise FieldError(key, value, "is beyond every model")
-        if (kind == "positive" and value <= 0) or (kind == "share" and not 0 < value <= 1):
-            rule = "must be above zero" if kind == "positive" else "must lie between 0 and 1"
-            raise FieldError(key, value, rule)
-        return float(value)
+        return _real(key, kind, value)
+    if kind == "list" and isinstance(value, int | str) and not isinstance(value, bool):
+        return value  # a pattern may be a period, a word or a list
+    if kind == "pattern" and isinstance(value, str):
+        return list(value)  # a letter for each layer
+    if kind == "words" and isinstance(value, str):
+        return [word.strip() for word in value.lower().split("|")]
     expected = {"text": str, "object": dict}.get(kind, list)
     if not isinstance(value, expected):
-        name = {"text": "text", "object": "an object"}.get(kind, "a list over the layers")
-        raise FieldError(key, _shown(value), f"must be {name}")
+        names = {"text": "text", "object": "an object", "pattern": "a letter for each layer"}
+        rule = f"must be {names.get(kind, 'a list over the layers')}"
+        raise FieldError(key, _shown(value), rule)
     if kind in {"flags", "layers"}:
         return [_integer(key, "count", int(v) if isinstance(v, bool) else v, notes) for v in value]
     return value
+
+
+def _real(key: str, kind: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise FieldError(key, _shown(value), "must be a number")
+    if not -1e30 < value < 1e30:
+        raise FieldError(key, value, "is beyond every model")
+    if (kind == "positive" and value <= 0) or (kind == "share" and not 0 < value <= 1):
+        rule = "must be above zero" if kind == "positive" else "must lie between 0 and 1"
+        raise FieldError(key, value, rule)
+    return float(value)
 
 
 def _check_words(key: str, value: Any, words: list[str]) -> None:
@@ -186,7 +218,7 @@ def _check_words(key: str, value: Any, words: list[str]) -> None:
 def _integer(key: str, kind: str, value: object, notes: list[str]) -> int:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise FieldError(key, _shown(value), "must be a whole number")
-    low = 0 if kind == "count" else 1
+    low = {"count": 0, "signed": -1}.get(kind, 1)
     high = LARGEST_DEPTH if kind == "depth" else LARGEST
     if not low <= value <= high:
         raise FieldError(key, value, f"must lie between {low} and {high:,}")
@@ -236,8 +268,9 @@ def _evaluate(kind: ModelType, values: dict[str, Any], null: set[str]) -> Any:
         return msgspec.convert(found, ASSEMBLERS[kind.assemble].fields)
     except msgspec.ValidationError as error:
         text, _, path = str(error).partition(" - at `$.")
-        field = path.rstrip("`").split("[")[0]
+        field = path.rstrip("`").split("[")[0].split(".")[0]
         names = [n for n in sorted(parse(kind.expressions[field])[1]) if n in kind.keys]
+        names = [n for n in names if n in null] or names
         key = kind.spellings(names[0])[0] if names else field
         value = values.get(names[0]) if names else found[field]
         rule = "must not be null" if value is None else f"is wrong for {field}: {text}"
@@ -258,7 +291,8 @@ def _check_lists(f: Any, values: dict[str, Any], notes: list[str]) -> None:
     for field in f.LISTS:
         flags = getattr(f, field)
         if isinstance(flags, list) and len(flags) != f.n_layer:
-            named = ("layer_types", "no_rope_layers", "moe_layers")
+            named = ("layer_types", "no_rope_layers", "moe_layers", "mlp_layer_types",
+                     "layers_block_type")  # fmt: skip
             same = [k for k in named if values.get(k) and len(values[k]) == len(flags)]
             key = same[0] if same else field
             if len(flags) < f.n_layer:
@@ -288,7 +322,10 @@ def _framed(kind: ModelType, fields: Any) -> Spec:
         return check(ASSEMBLERS[kind.assemble].to_spec(fields))
     except FieldError as error:
         field = error.path.rsplit(".", 1)[-1]
-        own = {text: kind.spellings(k)[0] for k, text in kind.write.items() if k in kind.keys}
+        own = {
+            re.sub(r"^mixers\['\w+'\]\['(\w+)'\]$", r"\1", text): kind.spellings(k)[0]
+            for k, text in kind.write.items() if k in kind.keys
+        }  # fmt: skip
         if field not in own:
             raise
         rule = " ".join(own.get(word, word) for word in error.rule.split())

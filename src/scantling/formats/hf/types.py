@@ -39,7 +39,7 @@ class ModelType(Struct, frozen=True):
         return spelled if key in spelled else [*spelled, key]
 
 
-FILES = ("hf_types.toml", "hf_encoders.toml", "hf_hybrids.toml")
+FILES = ("hf_types.toml", "hf_decoders.toml", "hf_encoders.toml", "hf_hybrids.toml")
 
 
 @functools.cache
@@ -50,8 +50,8 @@ def table() -> dict[str, Any]:
         for section, entries in read_data(name).items():
             if isinstance(entries, dict):
                 known = joined.setdefault(section, {})
-                again = set(known) & set(entries)
-                assert not again, f"{name}: {again} stand in another file"
+                again = {k for k in entries if known.get(k, entries[k]) != entries[k]}
+                assert not again, f"{name}: {again} stand in another file with another value"
                 known.update(entries)
             else:
                 joined.setdefault(section, []).extend(entries)
@@ -80,10 +80,12 @@ def _model_type(name: str) -> ModelType:
     assemble = own.pop("assemble", base.assemble)
     fields = shared[assemble]
     keys = {k: None if v == "null" else v for k, v in own.pop("keys", {}).items()}
+    drop = own.pop("drop", [])
+    inherited = {k: v for k, v in base.keys.items() if k not in drop}
     write = shared["write"] if like is None else base.write
     found = ModelType(
         name=name, text=own.pop("text", None), architecture=own.pop("class", base.architecture),
-        keys={**base.keys, **keys}, spelled={**base.spelled, **own.pop("spelled", {})},
+        keys={**inherited, **keys}, spelled={**base.spelled, **own.pop("spelled", {})},
         write={**write, **own.pop("write", {})}, words={**base.words, **own.pop("words", {})},
         requires=own.pop("requires", base.requires), supports=own.pop("supports", base.supports),
         assemble=assemble, remote=own.pop("remote", base.remote),

@@ -15,7 +15,8 @@ from scantling.spec import Spec
 
 WRITE_ORDER = (
     "llama", "qwen2", "qwen3", "olmo2", "mistral", "smollm3", "granite", "qwen3_moe", "mixtral",
-    "deepseek_v3", "deepseek_v2", "gpt_oss", "gemma3_text", "gpt2",
+    "deepseek_v3", "deepseek_v2", "gpt_oss", "gemma3_text", "gpt2", "qwen3_next",
+    "bert", "roberta", "t5", "bart", "pegasus",
 )  # fmt: skip
 """Types tried first when a spec is written: the ones most runtimes know."""
 
@@ -38,14 +39,12 @@ def write(spec: Spec, like: str | None = None) -> dict[str, Any]:
         'qwen3'
     """
     described = {name: one.from_spec(spec) for name, one in ASSEMBLERS.items()}
-    order = [like] if like else list(dict.fromkeys((*WRITE_ORDER, *sorted(model_types()))))
-    for name in order:
+    known = sorted(model_types(), key=lambda name: (model_type(name).remote, name))
+    order = [like] if like else list(dict.fromkeys((*WRITE_ORDER, *known)))
+    for name in sorted(order, key=lambda name: _is_other(model_type(name), described)):
         kind = model_type(name)
         fields = described[kind.assemble]
-        if fields is None or kind.text is not None or (kind.remote and not like):
-            continue
-        sparse = kind.expressions.get("n_expert", "None") != "None"
-        if not like and sparse != (getattr(fields, "n_expert", None) is not None):
+        if fields is None or kind.text is not None:
             continue
         config = _write_as(kind, fields)
         try:
@@ -57,6 +56,13 @@ def write(spec: Spec, like: str | None = None) -> dict[str, Any]:
     raise FieldError("spec", None, f"cannot be written as {what}")
 
 
+def _is_other(kind: ModelType, described: dict[str, Any]) -> bool:
+    """Whether one of a type and a spec is made for experts and the other not: tried last."""
+    sparse = kind.expressions.get("n_expert", "None") != "None"
+    has = getattr(described[kind.assemble], "n_expert", None) is not None
+    return sparse != has
+
+
 def _write_as(kind: ModelType, fields: Any) -> dict[str, Any] | None:
     neutral = msgspec.to_builtins(fields)
     config: dict[str, Any] = {"architectures": [kind.architecture], "model_type": kind.name}
@@ -65,7 +71,7 @@ def _write_as(kind: ModelType, fields: Any) -> dict[str, Any] | None:
         if key in kind.write:
             try:
                 value = evaluate(kind.write[key], neutral)
-            except (TypeError, ZeroDivisionError):
+            except (TypeError, ZeroDivisionError, LookupError):
                 continue
         if value is None and key not in table()["nullable"]:
             value = default
@@ -79,7 +85,10 @@ def _write_as(kind: ModelType, fields: Any) -> dict[str, Any] | None:
             value = float(value)
         config[kind.spellings(key)[0]] = value
     keys = {key: config.get(kind.spellings(key)[0]) for key in kind.keys}
-    if not evaluate(kind.requires, keys):
+    try:
+        if not evaluate(kind.requires, keys):
+            return None
+    except TypeError:  # it compares what this model does not have
         return None
     config["torch_dtype"] = "bfloat16"
     return config

@@ -1,0 +1,45 @@
+"""A list of layer kinds as few runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from scantling.arith import Dim
+from scantling.spec import Run
+
+
+def squeeze(kinds: Sequence[str], n_layer: Dim) -> tuple[Run, ...]:
+    """A list of layer kinds as few runs: equal runs first, then one cycle to the end.
+
+    Of all periods the one with the fewest words wins: words are the runs of the prefix and the
+    kinds of the cycle.
+
+    Example:
+        >>> squeeze(["local"] * 2 + ["global"] + ["local"] * 2, 5)
+        (Run(pattern=('local', 'local', 'global'), n=5),)
+        >>> squeeze(["dense", "moe", "moe", "moe"], 4)
+        (Run(pattern=('dense',), n=1), Run(pattern=('moe',), n=3))
+    """
+    if len(set(kinds)) == 1:
+        return (Run((kinds[0],), n_layer),)
+    n, best, chosen = len(kinds), None, (0, 0)
+    for period in range(1, min(n, 64) + 1):
+        start = n - period
+        while start > 0 and kinds[start - 1] == kinds[start - 1 + period]:
+            start -= 1
+        words = len(_equal_runs(kinds[:start])) + period
+        if best is None or (words, start) < best:
+            best, chosen = (words, start), (start, period)
+    start, period = chosen
+    cycle = tuple(kinds[start : start + period])
+    return (*_equal_runs(kinds[:start]), Run(cycle, n - start))
+
+
+def _equal_runs(kinds: Sequence[str]) -> list[Run]:
+    runs: list[Run] = []
+    for kind in kinds:
+        if runs and runs[-1].pattern == (kind,):
+            runs[-1] = Run((kind,), runs[-1].n + 1)
+        else:
+            runs.append(Run((kind,), 1))
+    return runs
