@@ -1,14 +1,18 @@
 """The command line: answers, exit statuses, and one clear line for bad input."""
 
 import json
+import re
 import subprocess
 import sys
 
 import pytest
 from click.testing import CliRunner
+from rich.console import Console
 
-from scantling import cli
+from scantling import catalog, cli
 from scantling.errors import ScantlingError
+from scantling.report import text as text_report
+from scantling.spec import dimensions
 
 JOB = [
     *("design", "--params", "7B", "--vocab", "128256", "--context", "8192"),
@@ -233,7 +237,7 @@ BAD_CALLS = {
     "design --params 7B --tolerance 2": "must lie between 0 and 1",
     "design --list-legal": "needs a width",
     "analyze nosuch": "is not known",
-    "analyze org/repo": "hub ids are not fetched yet",
+    "analyze org/repo": "org/repo/config.json cannot be fetched",
     "analyze nosuch.json": "does not exist",
     "analyze llama-3.1-8b --set n_kv_head=5": "must divide n_head 32; use 4 or 8",
     "analyze llama-3.1-8b --set n_heads=5": "did you mean n_head",
@@ -246,6 +250,12 @@ BAD_CALLS = {
     "analyze llama-3.1-8b --dtype fp12": "is not known",
     "analyze gpt2 --context 1e30": "must be at least 1",
     "analyze gpt2 --batch 0": "must be above zero",
+    "analyze gpt2 --batch 1,8": "--batch 1,8 is not a number",
+    "analyze gpt2 --plot v.svg": "needs --vary",
+    "analyze llama-3.1-8b --why hidden_size": "did you mean d_model",
+    "design --params 125M --days 0": "must be above zero",
+    "design --params 125M --bound n_layer=nan:9": "is an empty range",
+    "design --params 125M --bound d_model=1:inf": "is an empty range",
     "compare gpt2": "needs two models",
     "chips h1000": "did you mean",
     "analize gpt2": "did you mean analyze",
@@ -338,6 +348,50 @@ def test_vary_draws_a_picture(tmp_path):
     assert "<svg" in (tmp_path / "v.svg").read_text("utf-8")
 
 
+@pytest.mark.parametrize("name", ["llama-3.1-8b", "gemma-3-4b", "gpt2", "qwen3-8b"])
+@pytest.mark.parametrize("field", ["n_layer=8:64:7", "n_head=8:64:8", "d_model=1024:8192:512"])
+def test_held_parameters_are_within_one_percent_in_every_row(name, field):
+    status, out, _ = run("analyze", name, "--vary", field, "--hold", "params", "--json")
+
+    assert status == 0
+    total = catalog.named()[name].parameters
+    rows = json.loads(out)["rows"]
+    assert rows
+    assert all(abs(row["params"] / total - 1) <= 0.01 for row in rows)
+
+
+SAMPLE = [
+    *sorted(catalog.named())[::13], "deepseek-v3", "deepseek-v2-lite", "mixtral-8x7b",
+    "gpt-oss-20b", "llama-4-scout", "opt-350m", "gemma-3-4b", "gpt2",
+]  # fmt: skip
+"""Every thirteenth model, and experts, latent attention, windows, chunks, learned positions."""
+NOT_PRICED = {
+    "vocab_size", "n_expert", "top_k", "n_expert_group", "top_k_group", "window", "chunk",
+    "kv_rank", "q_rank", "rows",
+}  # fmt: skip
+
+
+def test_the_sample_has_twenty_models_of_every_kind():
+    fields = {f for name in SAMPLE for f in dimensions(catalog.loaded(name).spec)}
+
+    assert len(set(SAMPLE)) >= 20
+    assert fields >= NOT_PRICED
+
+
+@pytest.mark.parametrize("name", SAMPLE)
+def test_why_explains_every_dimension_of_a_model(name):
+    for field, value in dimensions(catalog.loaded(name).spec).items():
+        status, out, _ = run("analyze", name, "--why", field)
+        lines = out.splitlines()
+
+        assert status == 0, field
+        assert lines[0] == f"{name}: {field} {int(value)}"
+        assert lines[1].endswith("]")
+        for line in lines[2:]:
+            if "instead:" in line:
+                assert ("loss not priced" in line) == (field in NOT_PRICED), line
+
+
 def test_why_explains_a_number_of_an_existing_model_with_prices():
     _, out, _ = run("analyze", "llama-3.1-8b", "--why", "d_model")
 
@@ -386,6 +440,111 @@ def test_legal_heads_are_listed():
     assert all(r["n_head"] % 8 == 0 for r in rows)
     assert all(r["n_kv_head"] % 8 == 0 or 8 % r["n_kv_head"] == 0 for r in rows)
     assert any(r["n_head"] == 32 and r["n_kv_head"] == 8 for r in rows)
+
+
+# ---------------------------------------------------------------- sizes, files, narrow terminals
+
+
+@pytest.mark.parametrize("path", ["front.txt", "front", "nosuch/front.svg"])
+@pytest.mark.parametrize("call", [["design", "--params", "7B"],
+                                  ["analyze", "gpt2", "--vary", "n_layer=6:18"]])  # fmt: skip
+def test_a_picture_that_cannot_be_written_is_an_error_before_any_search(
+    tmp_path, monkeypatch, path, call
+):
+    def never(*_args, **_kwargs):
+        pytest.fail("the search ran first")
+
+    monkeypatch.setattr("scantling.search.sweep", never)
+    monkeypatch.setattr("scantling.search.space", never)
+    monkeypatch.setattr("scantling.report.vary.varied", never)
+    status, out, err = run(*call, "--plot", tmp_path / path)
+
+    assert status == 2
+    assert "--plot" in err
+    assert not out
+    assert not list(tmp_path.iterdir())
+
+
+def test_days_on_chips_give_a_size():
+    status, out, _ = run("design", "--days", "30", "--gpus", "64", "--json")
+    answer = json.loads(out)
+
+    assert status == 0
+    assert 10e9 < answer["budget"]["params"] < 60e9
+    assert all(row["train"]["days"]["value"] <= 30 for row in answer["front"])
+    assert any(text.startswith("flops: ") and "30 days on 64 × h100-sxm" in text
+               for text in answer["budget"]["assumed"])  # fmt: skip
+
+
+def test_what_the_command_line_assumes_is_listed():
+    _, out, _ = run("design", "--params", "125M")
+    assumed = [line.split()[1] for line in out.splitlines() if line.startswith("assumed ")]
+
+    assert assumed == ["vocab:", "tokens:", "context:", "gpu:", "gpus:"]
+    assert "assumed" not in run(*JOB)[1]
+
+
+def test_a_ratio_is_bounded_on_the_command_line():
+    _, out, _ = run("design", "--params", "125M", "--bound", "attention_width_ratio=1:1.2",
+                    "--json")  # fmt: skip
+
+    for row in json.loads(out)["front"]:
+        d = row["dims"]
+        assert 1 <= d["n_head"] * d["d_head"] / d["d_model"] <= 1.2
+
+
+TABLES = [
+    ["design", "--params", "125M", "--rows", "8"],
+    ["design", "--list-legal", "--fix", "d_model=1024"],
+    ["analyze", "deepseek-v3"],
+    ["analyze", "llama-3.1-8b", "--set", "n_kv_head=4"],
+    ["analyze", "llama-3.1-8b", "--vary", "n_kv_head=1:32", "--hold", "params"],
+    ["compare", "gpt2", "llama-3.1-405b", "deepseek-v3", "mixtral-8x7b"],
+    ["models", "--type", "llama"],
+    ["chips"],
+]
+
+
+def tables_at(width, call, monkeypatch):
+    """The cells of every table a call prints on a terminal of a width, a list of lines a table."""
+    found = []
+
+    def terminal(**options):
+        return Console(highlight=False, soft_wrap=True, force_terminal=True, color_system=None,
+                       width=width, **options)  # fmt: skip
+
+    def show(out, table):
+        with out.capture() as capture:
+            real(out, table)
+        lines = [line.rstrip() for line in capture.get().splitlines()]
+        hidden = [line for line in lines if line.startswith("too narrow for: ")]
+        lines = [line for line in lines if line not in hidden and line.strip(" ─")]
+        assert all(len(line) <= width for line in lines)
+        found.append(([re.split(r"\s{2,}", line.strip()) for line in lines], hidden))
+
+    real = text_report.show_table
+    with monkeypatch.context() as patch:
+        patch.setattr(text_report, "console", terminal)
+        patch.setattr(text_report, "show_table", show)
+        assert run(*call)[0] == 0
+    return found
+
+
+@pytest.mark.parametrize("call", TABLES, ids=" ".join)
+def test_a_narrow_terminal_never_cuts_a_cell(call, monkeypatch):
+    whole = tables_at(2000, call, monkeypatch)
+
+    assert whole
+    assert not any(hidden for _, hidden in whole)
+    for width in (80, 100, 120):
+        narrow = tables_at(width, call, monkeypatch)
+        assert len(narrow) == len(whole)
+        for (lines, hidden), (full, _) in zip(narrow, whole, strict=True):
+            assert len(lines) == len(full)
+            for cells, known in zip(lines, full, strict=True):
+                assert not any("…" in cell for cell in cells)
+                assert cells == known[: len(cells)]
+            assert hidden or lines == full
 
 
 def test_help_and_version_need_no_numpy():

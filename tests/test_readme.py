@@ -3,6 +3,7 @@
 import doctest
 import pathlib
 import re
+import struct
 
 import pytest
 from click.testing import CliRunner
@@ -47,11 +48,15 @@ def test_the_numbers_in_the_text_are_those_of_the_data():
 
 
 def test_the_commands_of_the_second_screen_are_understood(tmp_path):
+    pytest.importorskip("torch")  # trace --run
     (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
+    header = b'{"wte.weight": {"dtype": "F16", "shape": [2, 2], "data_offsets": [0, 8]}}'
+    data = struct.pack("<Q", len(header)) + header + bytes(8)
+    (tmp_path / "model.safetensors").write_bytes(data)
     block = next(b for b in README.split("```") if "analyze ./config.json" in b)
     for line in block.strip().splitlines():
         words = line.split("#")[0].split()[1:]
-        words = [w.replace("./config.json", str(tmp_path / "config.json")) for w in words]
+        words = [str(tmp_path / w) if w.startswith("./") else w for w in words]
         words = [str(tmp_path / w) if w in {"kv.svg", "out/"} else w for w in words]
         words = ["125M" if w == "7B" else w for w in words]
         found = CliRunner().invoke(cli.group, words, standalone_mode=False)

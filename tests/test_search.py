@@ -17,8 +17,8 @@ from scantling.costs.features import features
 from scantling.errors import FieldError
 from scantling.laws import bounds, law, prior_terms
 from scantling.search import Range, binding_axes, budget, design, findings, front_json, infeasible
-from scantling.search.front import EPSILONS, fold, knee, non_dominated, thin
-from scantling.search.space import HEAD_WIDTHS, TIE_ABOVE, list_legal, space
+from scantling.search.front import epsilons, fold, knee, non_dominated, thin
+from scantling.search.space import HEAD_WIDTHS, TIE_ABOVE, list_legal, space, unpriced
 from scantling.search.sweep import sweep
 from scantling.spec import (
     Block,
@@ -64,7 +64,8 @@ def nearest_width(b, tied, L, D, h, H, K):
 def every_shape(b):
     """All (tied, L, D, h, H, K, F) of a budget, by the words of ``space``.
 
-    Bounds: H h/D from 0.75 to 1.5, H/K to 8, K from 4, or all heads of a model of fewer.
+    Bounds: H h/D from 0.75 to 1.5, H/K to 8, K from 4, or all heads of a model of fewer; D/L
+    from 8 to 320. These budgets are below a billion, so every depth counts and any H splits.
     """
     widths = b.bounded["d_model"]
     heads = [b.fixed["d_head"]] if "d_head" in b.fixed else HEAD_WIDTHS
@@ -81,7 +82,7 @@ def every_shape(b):
                         yield tied, L, D, h, H, K, nearest_width(b, tied, L, D, h, H, K)
 
 
-def ratio_of(D, h, H, K, F):
+def mlp_attention(D, h, H, K, F):
     return 3 * D * F / (2 * D * H * h + 2 * D * K * h)
 
 
@@ -92,7 +93,8 @@ def limits(b, shape):
     return {
         "params within ±0.50%": abs(count(*shape, b.vocab_size) / b.params - 1) <= 0.005,
         "K divides H": True,
-        "MLP/attention ratio 1 to 5": 1 <= ratio_of(D, h, H, K, F) <= 5,
+        "mlp_attention_ratio 1 to 5": 1 <= mlp_attention(D, h, H, K, F) <= 5,
+        "ffn_width_ratio 2 to 5.4": 2 <= F / D <= 5.4,
         "tying rule": tied == table,
     }
 
@@ -145,7 +147,9 @@ def test_the_front_is_what_trying_every_shape_on_its_own_gives(limits_given):
     limits_of = {name: (bound.low, bound.high) for name, bound in bounds().items()}
     assert limits_of["attention_width_ratio"] == (0.75, 1.5)
     assert limits_of["n_kv_head"] == (4, None)
-    assert limits_of["kv_group"][1] == 8
+    assert limits_of["kv_group"] == (1, 8)
+    assert limits_of["mlp_attention_ratio"] == (1, 5)
+    assert limits_of["ffn_width_ratio"] == (2, 5.4)
     shapes = list(every_shape(b))
     kept = {shape: limits(b, shape) for shape in shapes}
     feasible = [shape for shape in shapes if all(kept[shape].values())]
@@ -242,6 +246,61 @@ def test_a_bounded_axis_lies_in_its_range_in_every_candidate(axis, low, high):
     assert all(low <= d[axis] <= high for d in dims(front))
 
 
+@pytest.mark.parametrize(
+    ("ratio", "low", "high", "fixed"),
+    [
+        ("kv_group", 2, 3, {}), ("kv_group", 1.5, 4, {}), ("attention_width_ratio", 0.501, 0.7, {}),
+        ("attention_width_ratio", 1, 1.2, {"n_head": 6}), ("attention_width_ratio", 1.6, 2, {}),
+        ("mlp_attention_ratio", 5, 7, {}), ("ffn_width_ratio", 5.5, 6, {}), ("aspect", 40, 60, {}),
+        ("aspect", 20, 45, {"n_layer": 10}), ("ffn_width_ratio", 3, 4, {"d_ff": 1152}),
+        ("kv_group", 2, 2, {"n_kv_head": 2}),
+    ],
+)  # fmt: skip
+def test_a_bounded_ratio_lies_in_its_range_in_every_candidate(ratio, low, high, fixed):
+    """Also beyond the bound of the ratio itself, and where a fixed dimension opens its axis."""
+    front = design(**SMALL, fixed=fixed, bounded={ratio: Range(low, high)}, multiple=64)
+    assert front.feasible
+    for c in front.candidates:
+        found = {**ratios_of(c), "aspect": c.dims()["d_model"] / c.dims()["n_layer"]}
+        assert low <= found[ratio] <= high
+    (row,) = (row for row in binding_axes(front) if row["axis"] == ratio)
+    assert (row["bounds"], row["opened"], row["binding"]) == ([low, high], True, False)
+
+
+def depths_of(**given):
+    tried = space(budget(vocab_size=32_000, **given))
+    found = [(int(L), D / L) for _, many in tried.chunks() for L, D in
+             zip(*np.broadcast_arrays(many.n_layer, many.d_model), strict=True)]  # fmt: skip
+    return {L for L, _ in found}, min(a for _, a in found), max(a for _, a in found)
+
+
+def test_depths_are_even_from_a_billion_parameters_up_unless_asked_for():
+    assert any(L % 2 for L in depths_of(params=999_999_999)[0])
+    assert not any(L % 2 for L in depths_of(params=10**9)[0])
+    assert depths_of(params=10**9, fixed={"n_layer": 23})[0] == {23}
+    assert depths_of(params=10**9, bounded={"n_layer": Range(20, 23)})[0] == {20, 21, 22, 23}
+
+
+def test_width_over_depth_is_the_laws_range_or_that_of_peers():
+    """Inside ×4 of the law's 1.77 B the law prices D/L; beyond it, or without r0, peers bound it.
+
+    The middle half of known models of 70 B lies around Llama's 8192 / 80 = 102.
+    """
+    _, low, high = depths_of(params=7 * 10**9)
+    assert 8 <= low < 8.5
+    assert 310 < high <= 320
+    for asked in ({"params": 7 * 10**10}, {"params": 10**9, "law": "chinchilla-2024"}):
+        _, low, high = depths_of(**asked)
+        assert 40 < low < high < 160
+    _, low, high = depths_of(params=7 * 10**10)
+    assert low < 8192 / 80 < high
+    (row,) = (a for a in unpriced(budget(params=7 * 10**10)) if a.name == "aspect")
+    assert low >= row.low
+    assert high <= row.high
+    assert "middle half" in row.why
+    assert not [a for a in unpriced(budget(params=10**9)) if a.name == "aspect"]
+
+
 @pytest.mark.parametrize("tp", [2, 4, 8])
 def test_tensor_parallelism_divides_the_heads_and_keeps_the_alignment_of_each_part(tp):
     """KV heads divide over the chips or are copied to them; F/tp is a multiple of 128."""
@@ -307,6 +366,27 @@ def test_a_search_says_the_same_twice_and_reports_every_shape():
 # ---------------------------------------------------------------- the choice
 
 
+@pytest.mark.parametrize("given", [{"params": "125M", "vocab_size": 50_304}, {"params": "7B"}])
+def test_the_choice_does_not_depend_on_the_number_of_chips(given):
+    chosen = [design(**given, n_gpu=n, baselines=()).chosen.spec for n in (1, 8, 64, 1000)]
+    assert chosen == [chosen[0]] * 4
+
+
+def test_the_choice_is_the_knee_of_the_whole_front_among_equal_losses():
+    """Nearest the ideal point of all four objectives, each scaled by its range over the equal."""
+    front = design(**SMALL)
+    values = front.swept.objectives.tolist()
+    best = min(row[0] for row in values)
+    pool = [row for row in values if row[0] <= best + front.equal_within]
+    low, high = [min(c) for c in zip(*pool, strict=True)], [max(c) for c in zip(*pool, strict=True)]
+
+    def distance(row):
+        return sum(((x - a) / (z - a)) ** 2 for x, a, z in zip(row, low, high, strict=True))
+
+    found = objectives_of(front.budget, front.chosen.spec)
+    assert found == pytest.approx(min(pool, key=distance), rel=1e-9)
+
+
 def test_the_choice_is_among_the_shapes_whose_loss_is_equal():
     front = design(**SMALL)
     losses = [c.loss_upper for c in front.candidates]
@@ -330,10 +410,21 @@ def test_with_one_weight_the_choice_is_the_best_of_it(weight, value):
     assert value(front.chosen) == min(map(value, front.candidates))
 
 
+def ratios_of(c):
+    """Every bounded quantity of a shape, by hand."""
+    d = c.dims()
+    D, H, K, h, F = (d[k] for k in ("d_model", "n_head", "n_kv_head", "d_head", "d_ff"))
+    return {
+        "kv_group": H / K, "n_kv_head": K, "d_head": h, "attention_width_ratio": H * h / D,
+        "mlp_attention_ratio": mlp_attention(D, h, H, K, F), "ffn_width_ratio": F / D,
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize(
     "given",
     [
         SMALL, {"params": 125_000_000, "vocab_size": 50_304}, {**SMALL, "serve_batch": 64},
+        {**SMALL, "bounded": {"d_ff": Range(1024, 1024), "d_model": Range(512, 512)}},
         {**SMALL, "weights": {"kv_bytes_per_token": 1.0}}, {**SMALL, "weights": {"loss": 1.0}},
         {**SMALL, "weights": {"training_days": 1.0}}, {**SMALL, "fixed": {"n_head": 8}},
     ],
@@ -343,8 +434,12 @@ def test_a_choice_on_a_bound_says_so(given):
     front = design(**given)
     said = {row["axis"] for row in binding_axes(front) if row["binding"]}
     noted = [f["message"] for f in findings(front.chosen) if f["code"] == "ON-BOUND"]
-    for axis, limit in bounds().items():
-        value = getattr(front.chosen.features, axis)
+    ratios = ratios_of(front.chosen)
+    if ratios["kv_group"] == 1:  # a KV head for every query head is the end of the axis, no bound
+        assert "kv_group" not in said
+        del ratios["kv_group"]
+    for axis, value in ratios.items():
+        limit = bounds()[axis]
         on = any(edge is not None and math.isclose(value, edge, rel_tol=1e-3)
                  for edge in (limit.low, limit.high))  # fmt: skip
         if not limit.holds(value):
@@ -393,6 +488,7 @@ def test_an_unpriced_axis_has_bounds_and_a_reason():
     for axis, limit in bounds().items():
         assert rows[axis]["bounds"] == [limit.low, limit.high]
         assert rows[axis]["why"] == limit.reason
+        assert rows[axis]["value"] == pytest.approx(ratios_of(front.chosen)[axis])
         assert limit.holds(rows[axis]["value"]) or front.chosen.dims()["n_head"] < 4
 
 
@@ -458,14 +554,25 @@ def test_a_space_without_shapes_says_why(given):
 CONTRADICTIONS = [
     ({"params": 10**9, "tokens": 10**9, "flops": 10**22}, "flops", "contradicts"),
     ({}, "budget", "has no size"),
-    ({"params": 0}, "params", "at least 1"),
-    ({**SMALL, "tokens": 0}, "tokens", "at least 1"),
+    ({"params": 0}, "params", "must be above zero"),
+    ({**SMALL, "tokens": 0}, "tokens", "must be above zero"),
+    ({**SMALL, "gpus": 0}, "gpus", "must be above zero"),
+    ({**SMALL, "vocab_size": -1}, "vocab_size", "must be above zero"),
+    ({"days": -3}, "days", "must be above zero"),
+    ({"days": math.nan}, "days", "must be above zero"),
+    ({"params": "7Q"}, "params", "unknown suffix"),
+    ({"params": "7,5B"}, "params", "is not a number"),
+    ({**SMALL, "train_context": "long"}, "train_context", "is not a number"),
+    ({**SMALL, "vocabulary": 5}, "vocabulary", "is no limit of a budget"),
     ({**SMALL, "tolerance": 1.5}, "tolerance", "between 0 and 1"),
     ({**SMALL, "chip": "h1000"}, "gpu", "is not known"),
     ({**SMALL, "dtype": "bf61"}, "dtype", "is not known"),
     ({**SMALL, "fixed": {"n_heads": 4}}, "n_heads", "no axis of the search"),
     ({**SMALL, "fixed": {"n_layer": 0}}, "n_layer", ""),
     ({**SMALL, "bounded": {"n_layer": Range(9, 4)}}, "n_layer", "empty range"),
+    ({**SMALL, "bounded": {"n_layer": Range(math.nan, 4)}}, "n_layer", "empty range"),
+    ({**SMALL, "bounded": {"d_model": Range(1, math.inf)}}, "d_model", "empty range"),
+    ({**SMALL, "fixed": {"kv_group": 4}}, "kv_group", "no axis of the search"),
     ({**SMALL, "fixed": {"n_layer": 4}, "bounded": {"n_layer": Range(3, 5)}}, "n_layer", "both"),
     ({**SMALL, "fixed": {"n_head": 6, "n_kv_head": 4}}, "n_kv_head", "must divide n_head 6"),
     ({**SMALL, "fixed": {"n_head": 6}, "tp": 4}, "tp", "must divide n_head 6"),
@@ -495,14 +602,35 @@ def test_a_limit_below_anything_is_an_error(given):
 # ---------------------------------------------------------------- budgets of FLOPs
 
 
-def test_flops_and_tokens_give_the_size():
-    """6 N D: 1.2e18 FLOPs over 1e10 tokens are 20 M parameters."""
+def per_token(body, b):
+    """Training FLOPs of a token for a body of width 64 L, so 12 L D² = 49,152 L³.
+
+    6 for each weight of the body and the head, and 12 L D S for attention over S tokens.
+    """
+    depth = (body / 49_152) ** (1 / 3)
+    head = b.vocab_size * 64 * depth
+    return 6 * (body + head) + 12 * depth * 64 * depth * b.train_context
+
+
+def total_of(body, b):
+    """A body with its table, tied where two tables would be over 15 % of the parameters each."""
+    table = b.vocab_size * 64 * (body / 49_152) ** (1 / 3)
+    return body + (table if table > 0.15 * (body + 2 * table) else 2 * table)
+
+
+BODIES = [10 ** (i / 500) for i in range(2500, 7001)]
+
+
+def test_flops_and_tokens_give_the_size_that_costs_them():
     b = budget(flops=12 * 10**17, tokens=10**10)
-    assert (b.params, b.tokens) == (20_000_000, 10**10)
-    assert any("FLOPs / (6 D)" in text for text in b.assumed)
+    assert b.tokens == 10**10
+    body = min(BODIES, key=lambda n: abs(per_token(n, b) * 10**10 / (12 * 10**17) - 1))
+    assert abs(math.log10(b.params / total_of(body, b))) <= 1 / 40
+    assert any(text.startswith("params: ") and "FLOPs buy" in text for text in b.assumed)
 
 
 def test_flops_and_size_give_the_tokens():
+    """6 N D: 1.2e18 FLOPs on 20 M parameters are 1e10 tokens."""
     b = budget(flops=12 * 10**17, params=20_000_000)
     assert (b.params, b.tokens) == (20_000_000, 10**10)
 
@@ -514,22 +642,70 @@ def test_size_alone_takes_twenty_tokens_a_parameter():
 
 @pytest.mark.parametrize("flops", [10**19, 10**21, 10**23])
 def test_flops_alone_give_the_size_where_the_law_is_least(flops):
-    """N = G (C/6)^(β/(α+β)), G = (αA/βB)^(1/(α+β)) (Hoffmann et al. 2022, equation 4),
+    """1.8172 + 482.01 N^-0.3478 + 2085.43 D^-0.3658 (Besiroglu et al. 2024), tokens D = C / cost;
 
-    with the constants of Besiroglu et al. 2024; sizes are tried in steps of 10^(1/40).
+    sizes are tried in steps of 10^(1/40), so the loss is least within one such step.
     """
-    alpha, beta, a, b_ = 0.3478, 0.3658, 482.01, 2085.43
-    g = (alpha * a / (beta * b_)) ** (1 / (alpha + beta))
-    best = g * (flops / 6) ** (beta / (alpha + beta))
     b = budget(flops=flops, law="chinchilla-2024")
-    assert abs(math.log10(b.params / best)) <= 1 / 40
-    assert 6 * b.params * b.tokens == pytest.approx(flops, rel=1e-3)
+
+    def loss(body):
+        tokens = flops / per_token(body, b)
+        return 1.8172 + 482.01 * total_of(body, b) ** -0.3478 + 2085.43 * tokens**-0.3658
+
+    best = min(BODIES, key=loss)
+    body = min(BODIES, key=lambda n: abs(total_of(n, b) - b.params))
+    assert abs(math.log10(body / best)) <= 1 / 40 + 1 / 500 or loss(body) - loss(best) < 1e-4
+    assert b.tokens == pytest.approx(flops / per_token(body, b), rel=0.02)
 
 
 def test_a_budget_of_flops_is_searched_at_its_size():
     front = design(flops=12 * 10**17, tokens=10**10, vocab_size=8192)
     assert front.feasible
-    assert all(abs(c.counted.total / 20_000_000 - 1) <= 0.005 for c in front.candidates)
+    size = front.budget.params
+    assert all(abs(c.counted.total / size - 1) <= 0.005 for c in front.candidates)
+
+
+def test_days_on_chips_give_a_size_that_can_be_trained_in_them():
+    """30 days on 64 H100s: at most 30 · 86,400 · 64 · 989.5e12 FLOPs, a third to a half of it."""
+    b = budget(days=30, gpus=64)
+    most = 30 * 86_400 * 64 * 989.5e12
+    assert 0.25 * most < 6 * b.params * b.tokens < 0.6 * most
+    assert b.days == 30
+    assert budget(gpu_hours=30 * 24 * 64, gpus=64).params == b.params
+    front = design(b)
+    assert front.feasible
+    assert all(c.days <= 30 for c in front.candidates)
+    assert front.chosen.days > 20
+
+
+# ---------------------------------------------------------------- what a budget reads and assumes
+
+
+def test_amounts_are_read_in_human_units():
+    words = budget(params="7B", tokens="2T", vocab="128_256", train_context="8k", gpus="64",
+                   serve_context="128k", kv_bytes_per_token="128KiB", tpot="10ms", days="1.5",
+                   gpu_hours="10k")  # fmt: skip
+    numbers = budget(params=7 * 10**9, tokens=2 * 10**12, vocab_size=128_256, train_context=8192,
+                     n_gpu=64, serve_context=131_072, kv_bytes_per_token=131_072, tpot_s=0.01,
+                     days=1.5, gpu_hours=10_000)  # fmt: skip
+    assert words == numbers
+
+
+def test_hours_and_days_need_not_be_whole():
+    b = budget(**SMALL, gpu_hours=1.5, days=0.25)
+    assert (b.gpu_hours, b.days) == (1.5, 0.25)
+
+
+def test_what_was_not_given_is_listed_and_nothing_else():
+    def names(b):
+        return {text.partition(":")[0] for text in b.assumed}
+
+    assert names(budget(params="7B")) == {"tokens", "vocab", "context", "gpu", "gpus"}
+    given = {"vocab": "32k", "tokens": "1T", "train_context": "4k", "gpu": "h100-sxm", "gpus": 8}
+    assert not names(budget(params="7B", **given))
+    assert names(budget(flops=1e21, **{**given, "tokens": None})) == {"params", "tokens"}
+    assert budget(params="7B").vocab_size == 128_256
+    assert budget(params="125M").vocab_size == 50_304
 
 
 # ---------------------------------------------------------------- what others read
@@ -641,7 +817,11 @@ def test_a_thinned_front_keeps_the_best_of_each_box_no_box_beats(rows):
 def test_a_thinned_front_is_no_further_from_the_whole_than_its_boxes():
     """Each row of the sweep has a candidate at most one epsilon worse in each objective."""
     front = design(**SMALL)
-    eps = np.array(list(EPSILONS.values()))
+    eps = np.array(epsilons(front.swept.objectives))
+    medians = np.median(front.swept.objectives, axis=0)
+    assert eps.tolist() == [
+        0.002, *(min(e, 0.02 * m) for e, m in zip((0.2, 2048, 20e-6), medians[1:], strict=True))
+    ]  # fmt: skip
     kept = np.array([objectives_of(front.budget, c.spec) for c in front.candidates])
     for row in front.swept.objectives:
         assert np.any(np.all(kept <= row + eps * (1 + 1e-6), axis=1))

@@ -98,7 +98,7 @@ def parse_seconds(text: str | float, field: str = "time") -> float:
 
 def _split(text: str | float, field: str) -> tuple[Decimal, str]:
     match = NUMBER.fullmatch(str(text))
-    if not match:
+    if not match or ("," in match[1] and not re.fullmatch(r"\d{1,3}(,\d{3})+", match[1])):
         raise FieldError(field, text, "is not a number", "write for example 7B, 1e22 or 80GiB")
     try:
         value = Decimal(match[1].replace("_", "").replace(",", ""))

@@ -42,9 +42,11 @@ def models(names: tuple[str, ...], model_type: str | None, as_json: bool) -> int
         spec = catalog.loaded(m.name).spec
         found.add_row(m.name, m.config["model_type"], m.released, f"{m.parameters:,}",
                       f"{spec.n_layer} × {spec.d_model}", m.source)  # fmt: skip
-    out.print(found)
+    text.show_table(out, found)
     for m in chosen if names else ():
         out.print(f"{m.name}: {m.hub}\n  {m.config}")
+    if not chosen:
+        out.print(f"no model of the catalogue has the type {model_type}")
     return 0 if chosen else 1
 
 
@@ -62,16 +64,17 @@ def chips(names: tuple[str, ...], as_json: bool) -> int:
         return 0
     out = text.console()
     found = text.table(("chip", "left"), ("architecture", "left"), ("bf16", "right"),
-                       ("fp8", "right"), ("memory", "right"), ("bandwidth", "right"),
-                       ("link", "right"), ("confidence", "left"))  # fmt: skip
+                       ("fp16", "right"), ("fp8", "right"), ("memory", "right"),
+                       ("bandwidth", "right"), ("link", "right"),
+                       ("confidence", "left"))  # fmt: skip
     for c in chosen:
         found.add_row(
-            c.key, c.architecture, _rate(c.rates.bf16 or c.rates.fp16), _rate(c.rates.fp8),
+            c.key, c.architecture, _rate(c.rates.bf16), _rate(c.rates.fp16), _rate(c.rates.fp8),
             bytes_text(c.memory_bytes), f"{c.memory_bytes_per_s / 1e9:,.0f} GB/s",
             f"{c.link_bytes_per_s / 1e9:,.0f} GB/s" if c.link_bytes_per_s else "",
             "datasheet only" if c.datasheet_only else c.confidence,
         )  # fmt: skip
-    out.print(found)
+    text.show_table(out, found)
     for c in chosen if names else ():
         _print_chip(out, c)
     return 0

@@ -29,7 +29,7 @@ SLOW_SHAPES = 3_000_000
 @click.command()
 @click.option("--params", type=COUNT, help="Total parameters: 7B.")
 @click.option("--flops", type=COUNT, help="Training FLOPs: 1e22; sizes the model and its tokens.")
-@click.option("--vocab", type=COUNT, default=128_256, help="Vocabulary.")
+@click.option("--vocab", type=COUNT, help="Vocabulary; 128,256, or 50,304 below a billion.")
 @click.option("--context", type=CONTEXT, help="Context in training and serving.")
 @click.option("--train-context", type=CONTEXT, help="Context in training.")
 @click.option("--serve-context", type=CONTEXT, help="Context when it generates.")
@@ -71,6 +71,10 @@ def design(**given: Any) -> int:
     if given["list_legal"]:
         return _list_legal(given)
     b = search.budget(**_limits(given))
+    if given["plot"] is not None:
+        from scantling.report.figure import check_path
+
+        check_path(given["plot"])
     names = given["baseline"] or None
     with _progress(b) as progress:
         front = search.design(b, baselines=names, progress=progress)
@@ -100,7 +104,7 @@ def _limits(given: dict[str, Any]) -> dict[str, Any]:
     if given["tied"] and given["untied"]:
         raise FieldError("--tied", None, "contradicts --untied", "give one of them")
     contexts = {
-        f"{phase}_context": given[f"{phase}_context"] or given["context"] or 8192
+        f"{phase}_context": given[f"{phase}_context"] or given["context"]
         for phase in ("train", "serve")
     }
     found = {
@@ -115,7 +119,8 @@ def _limits(given: dict[str, Any]) -> dict[str, Any]:
     for name in ("days", "tolerance"):
         if given[name] is not None and not 0 < given[name] < 1e9:
             raise FieldError(f"--{name}", given[name], "must be above zero")
-    return {**found, **{name: given[name] for name in same}}
+    found |= {name: given[name] for name in same}
+    return {k: v for k, v in found.items() if v is not None}
 
 
 def _fixed(texts: tuple[str, ...]) -> dict[str, int]:
@@ -130,10 +135,16 @@ def _bounded(texts: tuple[str, ...]) -> dict[str, Any]:
         low, sign, high = value.partition(":")
         if not sign:
             raise FieldError("--bound", f"{name}={value}", "is no range", "write FIELD=low:high")
-        found[name] = Range(
-            parse_count(low, f"--bound {name}"), parse_count(high, f"--bound {name}")
-        )
+        found[name] = Range(_bound(low, name), _bound(high, name))
     return found
+
+
+def _bound(text: str, name: str) -> float:
+    """An end of a range: a count, or a ratio such as 1.5."""
+    try:
+        return float(text)
+    except ValueError:
+        return parse_count(text, f"--bound {name}")
 
 
 def _weights(text: str | None) -> dict[str, float]:
@@ -163,7 +174,7 @@ def _list_legal(given: dict[str, Any]) -> int:
                                                       "H h/D")))  # fmt: skip
     for row in rows:
         found.add_row(*(f"{v:g}" for v in row.values()))
-    text.console().print(found)
+    text.show_table(text.console(), found)
     return 0 if rows else 1
 
 

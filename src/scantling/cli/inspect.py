@@ -18,6 +18,7 @@ from scantling.cli.options import (
     workload,
 )
 from scantling.errors import FieldError, ScantlingError
+from scantling.spec import read
 
 given_models = click.argument("models", nargs=-1, required=True, metavar="MODEL…")
 
@@ -41,6 +42,8 @@ def analyze(models: tuple[str, ...], **given: Any) -> int:
     """
     if given["hold"] and not given["range_"]:
         raise FieldError("--hold", given["hold"], "needs --vary")
+    if given["plot"] and not given["range_"]:
+        raise FieldError("--plot", str(given["plot"]), "needs --vary")
     failed = 0
     for name in models:
         try:
@@ -81,15 +84,18 @@ def _analyze_one(name: str, given: dict[str, Any], *, several: bool) -> None:
 
     out = text.console()
     if reasons:
-        value = after.spec.tied if given["why"] == "tied" else after.dims[given["why"]]
+        value = after.spec.tied if given["why"] == "tied" else read(after.spec, given["why"])
         out.print(f"[bold]{after.name}: {given['why']} {value}[/bold]")
         for line in reasons:
             out.print(f"  {line}", markup=False)
         return
     if given["baseline"]:
+        text.print_analysis(out, after, before if given["changes"] else None)
         found = side_by_side(*given["baseline"], changed, context=after.workload.context,
                              batch=after.workload.batch)  # fmt: skip
         found["models"][-1] = one.name
+        for step in found["decomposition"]:
+            step["to"] = one.name if step["to"] == "spec" else step["to"]
         text.print_compare(out, found)
         return
     text.print_analysis(out, after, before if given["changes"] else None)
@@ -98,8 +104,8 @@ def _analyze_one(name: str, given: dict[str, Any], *, several: bool) -> None:
 def _limits(a: Any, given: dict[str, Any]) -> dict[str, Any]:
     """The budget that prices an existing model."""
     context = a.workload.context
-    return {
-        "chip": given["gpu"], "n_gpu": given["gpus"], "tokens": given["tokens"],
+    asked = {"tokens": given["tokens"], "chip": given["gpu"], "n_gpu": given["gpus"]}
+    return {k: v for k, v in asked.items() if v is not None} | {
         "train_context": context, "serve_context": context, "serve_batch": a.workload.batch,
         "dtype": given["dtype"], "kv_dtype": given["kv_dtype"],
     }  # fmt: skip
@@ -115,6 +121,10 @@ def _vary(a: Any, given: dict[str, Any]) -> None:
     from scantling.report.vary import parse_range, varied
     from scantling.search import budget
 
+    if given["plot"] is not None:
+        from scantling.report.figure import check_path
+
+        check_path(given["plot"])
     field, values = parse_range(given["range_"])
     b = budget(params=int(a.params.total), vocab_size=a.dims["vocab_size"], **_limits(a, given))
     rows = varied(a.spec, b, field, values, given["hold"], a.name)

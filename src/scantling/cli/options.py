@@ -56,8 +56,8 @@ def hardware(function: F) -> F:
     """``--gpu --gpus --tokens``."""
     for option in (
         click.option("--tokens", type=COUNT, help="Training tokens; 20 per parameter by default."),
-        click.option("--gpus", type=COUNT, default=8, help="Chips for training."),
-        click.option("--gpu", default="h100-sxm", help="Chip (scantling chips)."),
+        click.option("--gpus", type=COUNT, help="Chips for training; 8 by default."),
+        click.option("--gpu", help="Chip (scantling chips); h100-sxm by default."),
     ):
         function = option(function)
     return function

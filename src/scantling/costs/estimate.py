@@ -15,8 +15,8 @@ from scantling.sources import read_data
 from scantling.spec import Spec, Workload
 
 DAY_S = 86_400
-TOKENS_PER_MICRO_BATCH = 8192
-"""Tokens of one chip's micro-batch; a GEMM of so many rows is past its knee on every chip."""
+TOKENS_PER_MICRO_BATCH = 32_768
+"""Tokens of one chip's micro-batch, the middle of the systems behind the step factor."""
 
 
 class StepFactor(Struct, frozen=True, forbid_unknown_fields=True):

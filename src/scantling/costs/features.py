@@ -39,7 +39,7 @@ def features(spec: Spec, tokens: Num, counted: Parameters | None = None) -> Feat
     if isinstance(a, GroupedAttention):
         heads = {"d_head": a.d_head, "n_head": a.n_head, "n_kv_head": a.n_kv_head}
     elif isinstance(a, LatentAttention):
-        heads = {"d_head": a.d_nope + a.d_rope, "n_head": a.n_head}
+        heads = {"d_head": a.d_nope + a.d_rope}
     ratio: dict[str, Any] = {}
     if _modules(spec) == {GroupedAttention, Dense}:
         ratio = {

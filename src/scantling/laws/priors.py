@@ -42,7 +42,9 @@ class Prior(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Bound(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A hard bound on an axis; its key is the name of a property of ``Features``.
+    """A hard bound on an axis.
+
+    Its key is the name of a property of ``Features``, or ``ffn_width_ratio``, which no law sees.
 
     Example:
         >>> bounds()["kv_group"].holds(4), bounds()["n_kv_head"].holds(1)

@@ -23,13 +23,14 @@ from scantling.costs.count import (
 from scantling.costs.features import features
 from scantling.errors import FieldError
 from scantling.formats.checkpoint import Checkpoint, describe
-from scantling.formats.compare import compare
+from scantling.formats.compare import Comparison, compare
 from scantling.laws import Features
 from scantling.ops import operators
 from scantling.search import Candidate, budget, candidate, explain
 from scantling.search.candidate import DIMENSIONS, counted_json, shape_findings
 from scantling.spec import Chunk, Spec, Window, Workload, dimensions, dtype_bytes, has
 from scantling.spec.vary import nodes
+from scantling.units import parse_context, parse_count
 
 ADAMW_BYTES = 18
 """Per parameter of mixed-precision AdamW: bf16 weight 2, fp32 gradient 4, master weight 4 and two
@@ -92,13 +93,30 @@ class Analysis(Struct, frozen=True, kw_only=True):
 
     def findings(self) -> list[dict[str, str]]:
         """Alignment and ratios outside what is known."""
-        return shape_findings(self.dims, self.features)
+        found = shape_findings(self.dims, self.features)
+        rows = dimensions(self.spec).get("rows")
+        if rows is not None and self.workload.context > rows:
+            found.append({
+                "code": "CONTEXT", "level": "error", "field": "context",
+                "message": f"the model has {rows} learned positions, fewer than the context "
+                f"{self.workload.context}",
+            })  # fmt: skip
+        return found
+
+    def peers(self) -> list[str]:
+        """The known models nearest in size and vocabulary, itself left out."""
+        near = catalog.nearest(int(self.params.total), self.dims["vocab_size"], 4)
+        return [m.name for m in near if m.name != self.name and m.spec != self.spec][:3]
+
+    def compared(self) -> Comparison:
+        """The given checkpoint against what the spec implies."""
+        assert self.checkpoint is not None
+        return compare(self.checkpoint, self.spec, self.model_type)
 
     def weights(self) -> dict[str, Any]:
         """What the given checkpoint holds, and where that is not what its config implies."""
         assert self.checkpoint is not None
-        found = compare(self.checkpoint, self.spec, self.model_type)
-        return {**describe(self.checkpoint), "comparison": found.to_json()}
+        return {**describe(self.checkpoint), "comparison": self.compared().to_json()}
 
     def to_json(self) -> dict[str, Any]:
         """The contract of ``analyze --json``."""
@@ -134,7 +152,7 @@ class Analysis(Struct, frozen=True, kw_only=True):
             },
             "shape": self.shape(),
             "approximations": self.approximations(),
-            "peers": [m.name for m in catalog.nearest(int(p.total), self.dims["vocab_size"])],
+            "peers": self.peers(),
             "findings": self.findings(),
             "notes": list(self.notes),
             **({} if self.checkpoint is None else {"checkpoint": self.weights()}),
@@ -150,7 +168,8 @@ def _state_dict(spec: Spec) -> int:
 
 
 def analyze(
-    given: str | Path | dict[str, Any] | Spec, *, batch: int = 1, context: int | None = None,
+    given: str | Path | dict[str, Any] | Spec, *, batch: int | str = 1,
+    context: int | str | None = None,
     dtype: str = "bf16", kv_dtype: str = "bf16", flops: Convention = "full",
     loaded: catalog.Loaded | None = None,
 ) -> Analysis:  # fmt: skip
@@ -175,6 +194,8 @@ def analyze(
     """
     one = catalog.load(given) if loaded is None else loaded
     spec = one.spec
+    batch = parse_count(batch, "batch")
+    context = None if context is None else parse_context(context, "context")
     if context is None:
         context = min(8192, int(spec.max_context or 8192))
     for name, value in (("batch", batch), ("context", context)):
@@ -201,8 +222,6 @@ EXTRA = ("n_expert", "top_k", "d_expert", "d_shared", "kv_rank", "q_rank", "wind
 def dims(spec: Spec) -> dict[str, int]:
     """Every dimension a model has, by its short name."""
     found = dimensions(spec)
-    if "n_kv_head" not in found and "n_head" in found:
-        found["n_kv_head"] = found["n_head"]
     return {name: int(found[name]) for name in (*DIMENSIONS, *EXTRA) if name in found}
 
 
@@ -211,7 +230,7 @@ def why(a: Analysis, field: str, **limits: Any) -> list[str]:
 
     Prices are for training on 20 tokens per parameter unless ``limits`` say otherwise.
     """
-    return explain(as_candidate(a, **limits), field, unaligned=True).lines()
+    return explain(as_candidate(a, **limits), field, existing=True).lines()
 
 
 def as_candidate(a: Analysis, **limits: Any) -> Candidate:

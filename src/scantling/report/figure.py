@@ -7,6 +7,7 @@ from typing import Any
 
 from scantling.errors import FieldError
 from scantling.search import Front
+from scantling.units import count_text
 
 
 def need_matplotlib() -> Any:
@@ -17,6 +18,20 @@ def need_matplotlib() -> Any:
         hint = "pip install 'scantling[plot]'"
         raise FieldError("plot", None, "needs matplotlib", hint) from None
     return Figure
+
+
+def check_path(path: Path) -> Path:
+    """A path a figure can be written to, checked before any long work.
+
+    Raises:
+        FieldError: If matplotlib is missing, the folder does not exist, or the format is unknown.
+    """
+    need_matplotlib()
+    if path.suffix not in {".svg", ".png", ".pdf"}:
+        raise FieldError("--plot", str(path), "is no picture", "write a .svg, .png or .pdf")
+    if not path.parent.is_dir():
+        raise FieldError("--plot", str(path), "lies in a folder that does not exist")
+    return path
 
 
 def save_front(front: Front, path: Path) -> Path:
@@ -52,6 +67,8 @@ def save_front(front: Front, path: Path) -> Path:
     for axes in (left, right):
         axes.grid(alpha=0.25)
         axes.spines[["top", "right"]].set_visible(False)
+    title = f"{count_text(b.params)} parameters, {count_text(b.tokens)} tokens, law {b.law}"
+    figure.suptitle(title, fontsize=9)
     figure.savefig(path)
     return path
 
@@ -62,10 +79,10 @@ def save_varied(rows: list[dict[str, Any]], path: Path) -> Path:
     panels = figure.subplots(1, 4)
     values = [row["value"] for row in rows]
     series = {
-        "Δ loss, nats": [r["loss_difference"]["value"] for r in rows],
-        "training days": [r["days"] for r in rows],
+        "Δ loss, nats": [(r["loss_difference"] or {"value": 0.0})["value"] for r in rows],
+        "training days": [r["days"]["value"] for r in rows],
         "KV per token, KiB": [r["kv_bytes_per_token"] / 1024 for r in rows],
-        "ms per token": [r["tpot_seconds"] * 1e3 for r in rows],
+        "ms per token": [r["tpot_seconds"]["value"] * 1e3 for r in rows],
     }
     for axes, (name, line) in zip(panels, series.items(), strict=True):
         axes.plot(values, line, marker=".", color="#2c7fb8")

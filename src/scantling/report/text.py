@@ -14,8 +14,9 @@ from scantling.search import (
     explain_all,
     infeasible,
 )
-from scantling.search.candidate import findings, limits
-from scantling.units import bytes_text, count_text, flops_text
+from scantling.search.candidate import findings
+from scantling.search.space import limits
+from scantling.units import bytes_text, count_text, flops_text, seconds_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -45,6 +46,17 @@ def table(*columns: tuple[str, str], title: str = "") -> Table:
     return found
 
 
+def show_table(out: Console, found: Table) -> None:
+    """Print a table; columns that do not fit are left out from the right and named, never cut."""
+    hidden = []
+    wide = out.options.update(max_width=10_000)
+    while len(found.columns) > 2 and out.measure(found, options=wide).maximum > out.width:
+        hidden.append(str(found.columns.pop().header) or "the last")
+    out.print(found)
+    if hidden:
+        out.print(f"[dim]too narrow for: {', '.join(reversed(hidden))}[/dim]")
+
+
 def rows_to_show(front: Front, n: int) -> list[int]:
     """Indices of a front to print: the choice, both ends, and an even spread by loss between."""
     last = len(front.candidates) - 1
@@ -62,7 +74,11 @@ def print_front(out: Console, front: Front, rows: int = 12) -> None:
     )
     for text in b.assumed:
         out.print(f"[dim]assumed {text}[/dim]")
-    out.print(_front_table(front, rows))
+    show_table(out, _front_table(front, rows))
+    out.print(
+        f"[dim]days on {b.n_gpu} × {b.chip}; ms/token on {b.tp} × {b.chip}, batch {b.serve_batch}, "
+        f"context {b.serve_context:,}; Δ loss against ▶ at equal tokens[/dim]"
+    )
     c = front.chosen
     equal = len(front.equal)
     how = (f"knee of the front by your weights {b.weights}" if b.weights else
@@ -124,7 +140,7 @@ def _honest(front: Front) -> str:
         f"Exact: parameters, FLOPs, KV bytes. ±: Δ loss is nats/token at equal tokens, law "
         f"'{b.law}'; days {float(train.low_s) / 86400:.3g} to {float(train.high_s) / 86400:.3g} "
         f"and {float(decode.low_s) * 1e3:.3g} to {float(decode.high_s) * 1e3:.3g} ms for the "
-        f"choice (90 % of public measurements; no parallelism limits yet)."
+        f"choice (90 % of public measurements; memory and parallelism limits are not modelled yet)."
     )
     if c.extrapolation > 1:
         text += f" The loss is extrapolated ×{c.extrapolation:.1f} beyond the largest fitted model."
@@ -140,35 +156,50 @@ def _print_axes(out: Console, front: Front) -> None:
 
 
 def print_infeasible(out: Console, front: Front) -> None:
-    """Why no shape keeps every limit."""
+    """Why no shape keeps every limit: the limits that bind first, then what each removed."""
     swept, b = front.swept, front.budget
-    out.print(f"[bold]No shape is feasible[/bold] among {swept.considered:,}. Each limit removed:")
-    for name, count in sorted(swept.removed.items(), key=lambda pair: -pair[1]):
-        if count:
-            out.print(f"  {count:>14,}  {name}")
+    out.print(f"[bold]No shape is feasible[/bold] among {swept.considered:,}.")
     for limit in infeasible(front)["binding"]:
         amounts = ""
         if limit["needed"] is not None:
-            amounts = f": {limit['allowed']:,.6g} allowed, at least {limit['needed']:,.6g} needed"
+            amounts = (
+                f": {_amount(limit['limit'], limit['allowed'])} allowed, at least "
+                f"{_amount(limit['limit'], limit['needed'])} needed"
+            )
         out.print(f"[bold]{limit['limit']}[/bold]{amounts}")
     for shape in swept.closest[:1]:
         table_size = b.vocab_size * shape["d_model"]
         if table_size > b.params:
-            out.print(f"The embedding table alone is {b.vocab_size:,} × {shape['d_model']} = "
-                      f"{count_text(table_size)} parameters: give a smaller --vocab or more "
-                      "--params.")  # fmt: skip
+            out.print(
+                f"The embedding table alone is {b.vocab_size:,} × {shape['d_model']} = "
+                f"{count_text(table_size)} parameters: give a smaller --vocab or more --params."
+            )
+    out.print("Each limit removed, one shape by one or several:")
+    for name, count in sorted(swept.removed.items(), key=lambda pair: -pair[1]):
+        if count:
+            out.print(f"  {count:>14,}  {name}")
+
+
+def _amount(limit: str, value: float) -> str:
+    """An amount of a limit in its unit."""
+    if limit.startswith("KV"):
+        return bytes_text(value)
+    if limit == "time per token":
+        return seconds_text(value)
+    unit = {"training days": " days", "GPU-hours": " GPU-hours"}.get(limit, " parameters")
+    return f"{value:,.4g}{unit}" if unit != " parameters" else f"{value:,.0f}{unit}"
 
 
 def print_analysis(out: Console, a: Analysis, before: Analysis | None = None) -> None:
     """One model; with ``before``, each number also as it was without ``--set``."""
     out.print(f"[bold]{a.name}[/bold] ({a.model_type}): {', '.join(_spans(a))}")
-    columns = [("before", "right"), ("after", "right")] if before else [("", "right")]
-    found = table(("", "left"), *columns, ("", "left"))
+    columns = [("before", "right"), ("after", "right")] if before else [("value", "right")]
+    found = table(("quantity", "left"), *columns, ("note", "left"))
     old = {name: value for name, value, _ in _lines(before)} if before else {}
     for name, value, note in _lines(a):
         same = before and old.get(name) == value
         found.add_row(name, *([old.get(name, "")] if before else []), "=" if same else value, note)
-    out.print(found)
+    show_table(out, found)
     rules = table(
         ("rule of thumb", "left"), ("says", "right"), ("exact", "right"), ("error", "right")
     )
@@ -176,7 +207,9 @@ def print_analysis(out: Console, a: Analysis, before: Analysis | None = None) ->
         show = bytes_text if name.startswith("kv") else count_text
         show = flops_text if "per_token" in name else show
         rules.add_row(name, show(rule["value"]), show(rule["exact"]), f"{rule['error']:+.1%}")
-    out.print(rules)
+    show_table(out, rules)
+    if a.checkpoint is not None:
+        _print_checkpoint(out, a)
     for finding in a.findings():
         out.print(f"[yellow]{finding['code']}[/yellow] {finding['message']}")
     for note in a.notes:
@@ -228,6 +261,20 @@ def _lines(a: Analysis) -> list[tuple[str, str, str]]:
     return found
 
 
+def _print_checkpoint(out: Console, a: Analysis) -> None:
+    """What the files hold, and each tensor that the config does not explain."""
+    w = a.weights()
+    found = a.compared()
+    verdict = "agrees" if found.agrees else "DISAGREES"
+    out.print(
+        f"checkpoint ({w['format']}, {w['files']} files): {w['logical_parameters']:,} parameters "
+        f"in {w['tensors']:,} tensors, {bytes_text(w['tensor_bytes'])}, "
+        f"{w['bits_per_weight']:.4g} bits per weight with scales; {verdict} with its config"
+    )
+    for line in found.lines():
+        out.print(f"  {line}", markup=False)
+
+
 def print_compare(out: Console, found: dict[str, Any]) -> None:
     """Models side by side with ratios to the first."""
     names = found["models"]
@@ -240,7 +287,7 @@ def print_compare(out: Console, found: dict[str, Any]) -> None:
         for value, ratio in zip(row["values"][1:], row["ratio"][1:], strict=True):
             cells += [_number(row["quantity"], value), "" if ratio is None else f"{ratio:.3g}"]
         shown.add_row(*cells)
-    out.print(shown)
+    show_table(out, shown)
     for step in found["decomposition"]:
         out.print(f"{step['from']} → {step['to']}: [bold]{step['text']}[/bold]")
 
@@ -264,18 +311,23 @@ def print_varied(out: Console, field: str, hold: str | None, rows: list[dict[str
                   ("ms/token", "right"))  # fmt: skip
     for row in rows:
         mark = " ◀" if row["given"] else ""
+        loss = row["loss_difference"]
+        delta = "not priced" if loss is None else f"{loss['value']:+.4f}"
+        if loss is not None:
+            delta += f" ± {(loss['high'] - loss['low']) / 2:.3f}"
         shown.add_row(
-            f"{row['value']}{mark}", str(row["d_ff"] or ""), count_text(row["params"]),
-            f"{row['loss_difference']['value']:+.4f}", flops_text(row["flops_per_token_train"]),
-            f"{row['days']:.3g}", bytes_text(row["kv_bytes_per_token"]),
-            f"{row['tpot_seconds'] * 1e3:.2f}",
+            f"{row['value']}{mark}", str(row["d_ff"] or ""), count_text(row["params"]), delta,
+            flops_text(row["flops_per_token_train"]), f"{row['days']['value']:.3g}",
+            bytes_text(row["kv_bytes_per_token"]), f"{row['tpot_seconds']['value'] * 1e3:.2f}",
         )  # fmt: skip
-    out.print(shown)
+    show_table(out, shown)
     if hold:
-        out.print(f"[dim]{hold} held by the FFN width[/dim]")
+        out.print(f"[dim]{hold} held by the FFN width; values where it cannot are left out[/dim]")
+    for why in rows[0]["days"]["why"][:1] + rows[0]["tpot_seconds"]["why"][:1]:
+        out.print(f"[dim]{why}[/dim]")
 
 
 __all__ = [
     "console", "print_analysis", "print_compare", "print_front", "print_infeasible",
-    "print_varied", "table",
+    "print_varied", "show_table", "table",
 ]  # fmt: skip

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from scantling.costs.count import forward_flops, solve_width
+from scantling.costs.count import forward_flops, parameters, solve_width
 from scantling.errors import FieldError, ScantlingError
 from scantling.ops import operators
 from scantling.search import Budget, Candidate, candidate, difference
-from scantling.search.candidate import power_of_two
+from scantling.search.candidate import (
+    UNPRICED,
+    days_quantity,
+    decode_quantity,
+    power_of_two,
+)
 from scantling.spec import Spec, Workload, check, has, vary
+from scantling.units import parse_count
 
 HOLD = ("params", "flops", "time")
 LARGEST_TABLE = 2000
@@ -25,13 +31,13 @@ def parse_range(text: str) -> tuple[str, list[int]]:
     field, _, rest = text.partition("=")
     parts = rest.split(":")
     if not field or len(parts) not in {2, 3}:
-        raise FieldError("vary", text, "is no range", "write FIELD=low:high:step")
+        raise FieldError("--vary", text, "is no range", "write FIELD=low:high:step")
     try:
-        low, high, step = (int(float(p)) for p in (*parts, "1")[:3])
-    except ValueError:
-        raise FieldError("vary", text, "holds something that is no number") from None
+        low, high, step = (parse_count(p, "--vary") for p in (*parts, "1")[:3])
+    except FieldError:
+        raise FieldError("--vary", text, "holds something that is no number") from None
     if step < 1 or high < low or low < 1:
-        raise FieldError("vary", text, "is an empty range", "write FIELD=low:high:step")
+        raise FieldError("--vary", text, "is an empty range", "write FIELD=low:high:step")
     if (high - low) // step >= LARGEST_TABLE:
         raise FieldError(
             "vary", text, f"has more than {LARGEST_TABLE} values", "take a larger step"
@@ -56,9 +62,9 @@ def varied(spec: Spec, b: Budget, field: str, values: list[int], hold: str | Non
         FieldError: If the field is unknown, cannot be held, or no value is legal.
     """
     if hold is not None and hold not in HOLD:
-        raise FieldError("hold", hold, "cannot be held", f"use {', '.join(HOLD)}")
+        raise FieldError("--hold", hold, "cannot be held", f"use {', '.join(HOLD)}")
     if hold is not None and (field == "d_ff" or not has(spec, "d_ff") or has(spec, "n_expert")):
-        raise FieldError("hold", hold, "needs a dense FFN width that is free to move")
+        raise FieldError("--hold", hold, "needs a dense FFN width that is free to move")
     reference = candidate(spec, b, name)
     rows = []
     problem: ScantlingError | None = None
@@ -73,7 +79,7 @@ def varied(spec: Spec, b: Budget, field: str, values: list[int], hold: str | Non
             continue
         rows.append(_row(candidate(other, b), reference, field, value, spec))
     if not rows:
-        raise problem or FieldError("vary", field, "has no legal value")
+        raise problem or FieldError("--vary", field, "has no legal value")
     return rows
 
 
@@ -81,7 +87,11 @@ def _held(spec: Spec, reference: Candidate, hold: str) -> Spec:
     """The FFN width that keeps a quantity, found on its line (params) or by bisection."""
     step = min(power_of_two(int(reference.spec.d_ff)), 128)
     if hold == "params":
-        return vary(spec, d_ff=solve_width(spec, reference.counted.total, step))
+        held = vary(spec, d_ff=solve_width(spec, reference.counted.total, step))
+        off = float(parameters(held).total / reference.counted.total) - 1
+        if abs(off) > 0.01:
+            raise FieldError("--hold", hold, f"cannot be held: the size is off by {off:+.0%}")
+        return held
     wanted = _amount(reference, hold)
     low, high = 1, 2**20 // step
     while low < high:
@@ -107,7 +117,9 @@ def _row(c: Candidate, reference: Candidate, field: str, value: int, given: Spec
     return {
         "field": field, "value": value, "given": c.spec == given,
         "d_ff": c.dims().get("d_ff"), "params": int(c.counted.total),
-        "loss_difference": difference(c, reference).to_json(),
-        "flops_per_token_train": train_flops_per_token(c), "days": c.days,
-        "kv_bytes_per_token": c.kv_bytes_per_token, "tpot_seconds": float(c.decode.value_s),
+        "loss_difference": None if field in UNPRICED else difference(c, reference).to_json(),
+        "flops_per_token_train": train_flops_per_token(c),
+        "days": days_quantity(c.train, c.budget).to_json(),
+        "kv_bytes_per_token": c.kv_bytes_per_token,
+        "tpot_seconds": decode_quantity(c.decode, c.budget).to_json(),
     }  # fmt: skip

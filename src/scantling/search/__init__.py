@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from typing import Any
@@ -12,9 +13,17 @@ from scantling import catalog
 from scantling.costs.count import parameters
 from scantling.laws import law
 from scantling.search.budget import OBJECTIVES, Budget, Range, budget
-from scantling.search.candidate import Candidate, binding, candidate, difference, findings, to_json
+from scantling.search.candidate import (
+    Candidate,
+    axis_value,
+    binding,
+    candidate,
+    difference,
+    findings,
+    to_json,
+)
 from scantling.search.explain import explain, explain_all, set_by_all
-from scantling.search.front import EPSILONS, knee, thin
+from scantling.search.front import epsilons, knee, thin
 from scantling.search.space import Axis, list_legal, space, unpriced
 from scantling.search.sweep import COLUMNS, Swept, sweep
 from scantling.spec import Spec, vary
@@ -62,8 +71,7 @@ def design(
         The front with a choice. It is empty when nothing keeps every limit; ``swept.removed``
         then says how many shapes each limit removed.
 
-    The choice: shapes whose loss lies within the law's own error of the best count as equal;
-    among them the knee of all objectives is chosen, or with weights that of the whole front.
+    The choice: see ``_choose``; the number of chips does not move it.
 
     Raises:
         FieldError: For contradictory or unreadable limits.
@@ -85,46 +93,51 @@ def design(
             progress(done, shapes.size)
 
     swept = sweep(shapes, b, progress=report)
-    found = _candidates(swept, shapes.structures, b)
+    rows, values, choice, within = _choose(swept, shapes.structures, b)
+    found = [_candidate(row, shapes.structures, b) for row in rows]
+    best = values[:, 0].min(initial=math.inf)
     peers = _baselines(b, baselines)
-    choice, equal, within = _choose(found, b) if found else (0, (), 0.0)
     return Front(
-        budget=b, swept=swept, candidates=tuple(found), choice=choice, equal=equal,
+        budget=b, swept=swept, candidates=tuple(found), choice=choice,
+        equal=tuple(i for i, loss in enumerate(values[:, 0]) if loss <= best + within),
         equal_within=within, baselines=tuple(peers), axes=tuple(unpriced(b)),
         seconds=time.perf_counter() - started,
     )  # fmt: skip
 
 
-def _candidates(swept: Swept, structures: tuple[Spec, ...], b: Budget) -> list[Candidate]:
-    """The thinned front, each shape counted again exactly through the operators."""
-    if not len(swept.rows):
-        return []
-    found = []
-    for index in thin(swept.objectives, tuple(EPSILONS.values())):
-        row = {name: int(v) for name, v in zip(COLUMNS, swept.rows[index], strict=True)}
-        spec = vary(structures[row.pop("structure")], **{k: row[k] for k in COLUMNS[1:-1]})
-        one = candidate(spec, b)
-        assert one.counted.total == row["total"], "the sweep and the operators must agree"
-        found.append(one)
-    return sorted(found, key=lambda c: (c.loss_upper, c.days))
+def _candidate(row: Any, structures: tuple[Spec, ...], b: Budget) -> Candidate:
+    """A shape of the front, counted again exactly through the operators."""
+    named = {name: int(v) for name, v in zip(COLUMNS, row, strict=True)}
+    spec = vary(structures[named.pop("structure")], **{k: named[k] for k in COLUMNS[1:-1]})
+    one = candidate(spec, b)
+    assert one.counted.total == named["total"], "the sweep and the operators must agree"
+    return one
 
 
-def _objectives(c: Candidate) -> list[float]:
-    return [c.loss_upper, c.days, c.kv_bytes_per_token, float(c.decode.value_s)]
+def _choose(swept: Swept, structures: tuple[Spec, ...], b: Budget) -> tuple[Any, Any, int, float]:
+    """Rows worth reading with their objectives, the choice among them, and the law's error.
 
-
-def _choose(found: list[Candidate], b: Budget) -> tuple[int, tuple[int, ...], float]:
-    """The choice, the shapes counted as equal in loss to the best, and within how many nats."""
+    The choice is made on the whole front, so it does not depend on how the front is thinned or
+    on how many chips there are. Shapes whose loss lies within the law's own error of the best
+    count as equal; among them the knee of loss and all costs is chosen. With weights it is the
+    knee of the whole front, each objective as weighed.
+    """
     import numpy as np
 
-    values = np.array([_objectives(c) for c in found])
-    best = found[int(values[:, 0].argmin())]
+    rows, values = swept.rows, swept.objectives
+    if not len(rows):
+        return rows, values, 0, 0.0
+    best = _candidate(rows[int(values[:, 0].argmin())], structures, b)
     gap = law(b.law).difference(best.features, best.features)
     within = (float(gap.high) - float(gap.low)) / 2
-    equal = np.flatnonzero(values[:, 0] <= values[:, 0].min() + within)
     weights = tuple(b.weights.get(name, 0.0 if b.weights else 1.0) for name in OBJECTIVES)
-    pool = np.arange(len(found)) if b.weights else equal
-    return int(pool[knee(values[pool], weights)]), tuple(int(i) for i in equal), within
+    pool = np.arange(len(rows))
+    if not b.weights:
+        pool = np.flatnonzero(values[:, 0] <= values[:, 0].min() + within)
+    at = int(pool[knee(values[pool], weights)])
+    kept = np.unique([*thin(values, epsilons(values)), at])
+    order = kept[np.lexsort((values[kept, 1], values[kept, 0]))]
+    return rows[order], values[order], int(np.flatnonzero(order == at)[0]), within
 
 
 def _baselines(b: Budget, names: tuple[str, ...] | None) -> list[Candidate]:
@@ -139,10 +152,13 @@ def binding_axes(front: Front) -> list[dict[str, Any]]:
     """The unpriced axes with their bounds, and whether the choice lies on one."""
     found = []
     for axis in front.axes:
-        value = getattr(front.chosen.features, axis.name, None) if front.feasible else None
-        on = value is not None and not axis.opened and binding(value, axis.low, axis.high)
-        if value is not None and axis.low is not None and not axis.opened:
-            on = on or value < axis.low
+        value = None
+        if front.feasible:
+            value = axis_value(front.chosen.dims(), front.chosen.features, axis.name)
+        on = False
+        if value is not None and not axis.opened:
+            on = binding(axis.name, value, axis.low, axis.high)
+            on = on or (axis.low is not None and value < axis.low)
         found.append({
             "axis": axis.name, "bounds": [axis.low, axis.high], "binding": on,
             "value": None if value is None else float(value), "why": axis.why,

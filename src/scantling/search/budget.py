@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Any
 
 from msgspec import Struct
@@ -9,12 +11,20 @@ from msgspec import Struct
 from scantling.arith import LARGEST
 from scantling.errors import FieldError, nearest
 from scantling.hardware import Chip, chip
-from scantling.laws import Features, law
+from scantling.laws import law
+from scantling.search.size import flops_of, size_of
 from scantling.spec.relations import near_divisors
 from scantling.spec.workload import dtype_name
+from scantling.units import parse_bytes, parse_context, parse_count, parse_seconds
 
 AXES = ("n_layer", "d_model", "d_head", "n_head", "n_kv_head", "d_ff")
 """The dimensions a dense shape is searched over; d_ff is solved, not enumerated."""
+
+RATIOS = ("kv_group", "attention_width_ratio", "mlp_attention_ratio", "ffn_width_ratio", "aspect")
+"""Bounded quantities that are no dimension: H/K, H h/D, MLP/attention, F/D, D/L."""
+
+NAMES = {"gpu": "chip", "gpus": "n_gpu", "vocab": "vocab_size", "tpot": "tpot_s"}
+"""What the command line calls a limit, where the name here is another."""
 
 COUNTS = (
     "params", "tokens", "vocab_size", "train_context", "serve_context", "serve_batch", "n_gpu",
@@ -28,8 +38,8 @@ OBJECTIVES = ("loss", "training_days", "kv_bytes_per_token", "decode_s")
 class Range(Struct, frozen=True):
     """A closed range of an axis the user set."""
 
-    low: int
-    high: int
+    low: float
+    high: float
 
 
 class Budget(Struct, frozen=True, kw_only=True):
@@ -95,56 +105,106 @@ class Budget(Struct, frozen=True, kw_only=True):
         return chip(self.chip)
 
 
-def budget(*, params: int | None = None, tokens: int | None = None, flops: int | None = None,
-           **given: Any) -> Budget:  # fmt: skip
+def budget(*, params: float | str | None = None, tokens: float | str | None = None,
+           flops: float | str | None = None, **given: Any) -> Budget:  # fmt: skip
     """A checked budget, with what can be derived filled in and listed in ``assumed``.
+
+    Amounts may be text in human units: ``params="7B"``, ``train_context="8k"``.
+    Without a size, FLOPs give one; without FLOPs, days or GPU-hours on the chips give those.
 
     Raises:
         FieldError: If limits contradict each other or nothing says how large the model is.
 
     Example:
-        >>> b = budget(params=7_000_000_000)
-        >>> b.tokens, b.assumed[0]
-        (140000000000, 'tokens: 20 per parameter, no token budget was given')
+        >>> b = budget(params="7B", gpu="h100-sxm")
+        >>> b.tokens, "tokens: 20 per parameter" in b.assumed
+        (140000000000, True)
     """
+    given = _plain(given)
+    size, trained, work = (
+        None if value is None else parse_count(value, name)
+        for name, value in (("params", params), ("tokens", tokens), ("flops", flops))
+    )
     assumed = []
-    if flops is not None and params is not None and tokens is not None:
-        wanted = 6 * params * tokens
-        if not 0.98 < wanted / flops < 1.02:
+    one = chip(given.get("chip", "h100-sxm"))
+    n_gpu, dtype = given.get("n_gpu", 8), given.get("dtype", "bf16")
+    days = given.get("days") or (given.get("gpu_hours") or 0) / (24 * max(n_gpu, 1)) or None
+    if size is None and work is None and days is not None:
+        work = flops_of(days, one, n_gpu, dtype)
+        assumed.append(f"flops: {work:.3g}, what {days:.3g} days on {n_gpu} × {one.key} give")
+    if size is None and work is None:
+        raise FieldError(
+            "budget", None, "has no size", "give --params, --flops, --days or --gpu-hours"
+        )
+    small = work is not None and work < 10**20 if size is None else size < 10**9
+    if "vocab_size" not in given:
+        given["vocab_size"] = 50_304 if small else 128_256
+        assumed.append(f"vocab: {given['vocab_size']:,}")
+    if size is None:
+        assert work is not None
+        size, wanted, why = size_of(
+            work, trained, given["vocab_size"], given.get("train_context", 8192),
+            given.get("law", "aspect"), given.get("tied"),
+        )  # fmt: skip
+        assumed.append(f"params: {size / 1e9:.3g} B, {why}")
+        if trained is None:
+            trained = wanted
+            assumed.append(f"tokens: {trained / 1e9:,.3g} B, what the FLOPs leave for it")
+    elif work is not None and trained is not None:
+        cost = 6 * size * trained
+        if not 0.9 < cost / work < 1.1:
             raise FieldError(
-                "flops", f"{flops:.3g}", f"contradicts params and tokens: 6 N D is {wanted:.3g}",
+                "flops", f"{work:.3g}", f"contradicts params and tokens: 6 N D is {cost:.3g}",
                 "give two of the three",
             )  # fmt: skip
-    if params is None and flops is None:
-        raise FieldError("budget", None, "has no size", "give --params, or --flops")
-    if params is None:
-        assert flops is not None
-        params, why = _params_of_flops(flops, tokens, given)
-        assumed.append(f"params: {params / 1e9:.3g} B, {why}")
-    if tokens is None and flops is not None:
-        tokens = max(1, flops // (6 * params))
-        assumed.append(f"tokens: FLOPs / (6 N) = {tokens:.3g}")
-    if tokens is None:
-        tokens = 20 * params
-        assumed.append("tokens: 20 per parameter, no token budget was given")
-    found = Budget(params=params, tokens=tokens, flops=flops, assumed=tuple(assumed), **given)
+    elif trained is None:
+        trained = 20 * size if work is None else max(1, work // (6 * size))
+        why = "20 per parameter" if work is None else f"{trained / 1e9:,.3g} B, FLOPs / (6 N)"
+        assumed.append(f"tokens: {why}")
+    assumed += [
+        f"{name}: {value}" for name, field, value in DEFAULTS if field not in given
+    ]  # fmt: skip
+    found = Budget(params=size, tokens=trained, flops=work, assumed=tuple(assumed), **given)
     _check(found)
     return found
 
 
-def _params_of_flops(flops: int, tokens: int | None, given: dict[str, Any]) -> tuple[int, str]:
-    """The size a FLOP budget asks for: by its tokens, or where the law's loss is least."""
-    if tokens is not None:
-        return max(1, flops // (6 * tokens)), "FLOPs / (6 D)"
-    one = law(given.get("law", "aspect"))
-    best, chosen = None, 1
-    for step in range(240):
-        size = 10 ** (6 + step / 40)
-        shape = {"width": 40.0 * (size / 12 / 1600) ** (1 / 3), "depth": (size / 19200) ** (1 / 3)}
-        loss = one.loss(Features(body=size, total=size, tokens=flops / (6 * size), **shape))
-        if best is None or loss < best:
-            best, chosen = loss, int(size)
-    return chosen, f"where the {one.name} law has its least loss at 6 N D FLOPs"
+DEFAULTS = (
+    ("context", "train_context", 8192), ("gpu", "chip", "h100-sxm"), ("gpus", "n_gpu", 8),
+)  # fmt: skip
+
+
+def _plain(given: dict[str, Any]) -> dict[str, Any]:
+    """Keyword limits under their own names and as plain numbers."""
+    found = {}
+    for name, value in given.items():
+        field = NAMES.get(name, name)
+        if field not in Budget.__struct_fields__:
+            near = nearest(field, [*Budget.__struct_fields__, *NAMES], 1)
+            hint = f"did you mean {near[0]}?" if near else ""
+            raise FieldError(name, None, "is no limit of a budget", hint)
+        parse = PARSERS.get(field)
+        found[field] = parse(value, name) if parse and value is not None else value
+    return found
+
+
+def _amount(value: float | str, name: str) -> float:
+    """Days or GPU-hours, which need not be whole: 1.5, or text with a prefix such as 10k."""
+    try:
+        found = float(value)
+    except ValueError:
+        return parse_count(value, name)
+    if not 0 < found < math.inf:
+        raise FieldError(name, value, "must be above zero and finite")
+    return found
+
+
+PARSERS: dict[str, Callable[..., Any]] = {
+    **dict.fromkeys(("vocab_size", "n_gpu", "serve_batch", "tp", "multiple"), parse_count),
+    **dict.fromkeys(("train_context", "serve_context"), parse_context),
+    "kv_bytes_per_token": parse_bytes, "tpot_s": parse_seconds,
+    **dict.fromkeys(("days", "gpu_hours"), _amount),
+}  # fmt: skip
 
 
 def _check(b: Budget) -> None:
@@ -165,25 +225,31 @@ def _check(b: Budget) -> None:
             raise FieldError(name, f"{getattr(b, name):.3g}", "is beyond every model")
     if not 0 < b.tolerance < 1:
         raise FieldError("tolerance", b.tolerance, "must lie between 0 and 1")
+    _check_weights(b)
+    _check_axes(b)
+
+
+def _check_weights(b: Budget) -> None:
     for name, weight in b.weights.items():
         if name not in OBJECTIVES:
             raise FieldError("objective", name, "is not known", f"use {', '.join(OBJECTIVES)}")
         if weight < 0:
             raise FieldError("objective", f"{name}={weight}", "must not be below 0")
-    _check_axes(b)
+    if b.weights and not any(b.weights.values()):
+        raise FieldError("objective", None, "weighs nothing", "give a weight above 0")
 
 
 def _check_axes(b: Budget) -> None:
     """Fixed and bounded axes: known, not both, and not contradicting each other."""
     for name in {**b.fixed, **b.bounded}:
-        if name not in AXES:
-            near = nearest(name, AXES, 1)
-            hint = f"did you mean {near[0]}?" if near else f"axes: {', '.join(AXES)}"
+        if name not in AXES and not (name in RATIOS and name in b.bounded):
+            near = nearest(name, (*AXES, *RATIOS), 1)
+            hint = f"did you mean {near[0]}?" if near else f"axes: {', '.join((*AXES, *RATIOS))}"
             raise FieldError(name, None, "is no axis of the search", hint)
         if name in b.fixed and name in b.bounded:
             raise FieldError(name, None, "is both fixed and bounded", "give one of the two")
     for name, axis in b.bounded.items():
-        if axis.low > axis.high or axis.low < 1:
+        if not 0 < axis.low <= axis.high <= LARGEST:
             raise FieldError(name, f"{axis.low}:{axis.high}", "is an empty range")
     for name, value in b.fixed.items():
         if not 1 <= value <= LARGEST:

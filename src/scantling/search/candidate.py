@@ -17,7 +17,9 @@ from scantling.laws import Features, bounds, head_width_half, law, prior_terms
 from scantling.laws.hyperparameters import hyperparameters
 from scantling.quantity import Quantity
 from scantling.search.budget import Budget
-from scantling.spec import Spec, dimensions
+from scantling.search.space import limits
+from scantling.spec import Spec, dimensions, dtype_bytes
+from scantling.units import bytes_text, count_text
 
 DIMENSIONS = ("n_layer", "d_model", "n_head", "n_kv_head", "d_head", "d_ff", "vocab_size")
 
@@ -37,7 +39,7 @@ class Candidate(Struct, frozen=True, kw_only=True):
     loss_upper: float
     train: Estimate
     decode: Estimate
-    kv_bytes_per_token: float
+    kv_bytes_per_token: int | float
 
     @property
     def days(self) -> float:
@@ -89,11 +91,16 @@ def candidate(spec: Spec, b: Budget, name: str = "") -> Candidate:
         name=name or shape_name(spec), spec=spec, budget=b, counted=counted, features=f,
         loss=float(raw + terms.expected), loss_upper=float(raw + terms.upper),
         train=training_time(spec, b.tokens, chip, b.n_gpu, b.train_context, b.dtype),
-        decode=decode_time(spec, chip, b.serve_batch, b.serve_context, b.dtype, b.kv_dtype),
-        kv_bytes_per_token=float(
+        decode=decode_time(spec, chip, b.serve_batch, b.serve_context, b.dtype, b.kv_dtype, b.tp),
+        kv_bytes_per_token=_whole(
             kv_cache(spec, context=b.serve_context, kv_dtype=b.kv_dtype).bytes_per_token
         ),
     )  # fmt: skip
+
+
+def _whole(value: Any) -> int | float:
+    """An exact count stays an int."""
+    return int(value) if float(value).is_integer() else float(value)
 
 
 def shape_name(spec: Spec) -> str:
@@ -131,6 +138,14 @@ def difference(a: Candidate, reference: Candidate) -> Quantity:
         why.append(f"extrapolated ×{max(a.extrapolation, reference.extrapolation):.1f}")
     return Quantity(value=value, low=value - half, high=value + half, unit="nats/token",
                     kind="fitted", why=tuple(why))  # fmt: skip
+
+
+UNPRICED = {
+    "vocab_size", "n_expert", "top_k", "n_expert_group", "top_k_group", "window", "kv_rank",
+    "q_rank", "chunk", "rows",
+}  # fmt: skip
+"""Fields whose change the loss does not price: nats of two vocabularies cannot be compared, and
+no law here sees experts, windows, ranks or learned positions."""
 
 
 def tile_waste(spec: Spec, tile: int = 128) -> float:
@@ -175,6 +190,23 @@ def findings(c: Candidate) -> list[dict[str, str]]:
             f"a {one.counts} "
             f"of at most {largest / 1e9:.2g} B",
         )
+    for axis, (low, high) in one.domain.items():
+        value = {"tokens": c.budget.tokens, one.counts: one.size(c.features)}.get(axis)
+        if value is not None and (value < low or (value > high and axis == "tokens")):
+            times = low / value if value < low else value / high
+            add("LAW-OUTSIDE", "note", "loss",
+                f"{axis} {count_text(float(value))} lies ×{times:.3g} outside the law's range "
+                f"({count_text(low)} to {count_text(high)})")  # fmt: skip
+    chip, b = c.budget.hardware, c.budget
+    needed = float(c.counted.total) * dtype_bytes(b.dtype)
+    if needed > chip.usable_bytes * b.tp:
+        add(
+            "DOES-NOT-FIT",
+            "warning",
+            "decode",
+            f"the weights take {bytes_text(needed)}, {b.tp} × {chip.key} hold "
+            f"{bytes_text(chip.usable_bytes * b.tp)}: the time per token is a lower bound",
+        )
     return found + shape_findings(c.dims(), c.features)
 
 
@@ -186,14 +218,14 @@ def shape_findings(dims: dict[str, int], features: Features) -> list[dict[str, s
         found.append({"code": code, "level": level, "field": field, "message": message})
 
     for field, step in (("d_model", 64), ("d_ff", 64), ("vocab_size", 64)):
-        value = dims.get(field)
-        if value is not None and value % step:
+        size = dims.get(field)
+        if size is not None and size % step:
             add("ALIGN", "warning", field,
-                f"{field} {value} is no multiple of {step}: tensor cores pad it")  # fmt: skip
+                f"{field} {size} is no multiple of {step}: tensor cores pad it")  # fmt: skip
     for key, field in (("kv_group", "n_kv_head"), ("n_kv_head", "n_kv_head"),
-                       ("mlp_attention_ratio", "d_ff"), ("attention_width_ratio", "n_head"),
-                       ("d_head", "d_head")):  # fmt: skip
-        value = getattr(features, key)
+                       ("mlp_attention_ratio", "d_ff"), ("ffn_width_ratio", "d_ff"),
+                       ("attention_width_ratio", "n_head"), ("d_head", "d_head")):  # fmt: skip
+        value = axis_value(dims, features, key)
         limit = bounds()[key]
         if value is None:
             continue
@@ -205,33 +237,29 @@ def shape_findings(dims: dict[str, int], features: Features) -> list[dict[str, s
                 field,
                 f"{where} lies outside its axis ({limits(limit.low, limit.high)}): {limit.reason}",
             )
-        elif binding(value, limit.low, limit.high):
+        elif binding(key, value, limit.low, limit.high):
             add("ON-BOUND", "note", field,
                 f"{where} lies on the bound of its axis ({limits(limit.low, limit.high)}): "
                 f"{limit.reason}")  # fmt: skip
     return found
 
 
-def limits(low: float | None, high: float | None) -> str:
-    """The bounds of an axis in words.
+def axis_value(dims: dict[str, int], features: Features, axis: str) -> float | None:
+    """Where a shape lies on an axis; F/D only where every layer has a dense FFN."""
+    if axis == "ffn_width_ratio":
+        dense = features.mlp_attention_ratio is not None
+        return dims["d_ff"] / dims["d_model"] if dense and "d_ff" in dims else None
+    found = getattr(features, axis, None)
+    return None if found is None else float(found)
 
-    Example:
-        >>> limits(4, None), limits(1, 8), limits(8, 8)
-        ('4 or more', '1 to 8', '8')
+
+def binding(axis: str, value: float, low: float | None, high: float | None) -> bool:
+    """Whether a value lies on the bound of an axis, within 2 % of it.
+
+    A group of one is no bound: it is the end of its axis, a KV head for every query head.
     """
-    if low is None or high is None:
-        return (
-            ""
-            if low is None and high is None
-            else f"{low:g} or more"
-            if high is None
-            else (f"at most {high:g}")
-        )
-    return f"{low:g}" if low == high else f"{low:g} to {high:g}"
-
-
-def binding(value: float, low: float | None, high: float | None) -> bool:
-    """Whether a value lies on the bound of an axis, within 2 % of it."""
+    if axis == "kv_group" and value == 1:
+        return False
     return any(edge is not None and abs(value / edge - 1) < 0.02 for edge in (low, high))
 
 
@@ -280,7 +308,7 @@ def to_json(c: Candidate, reference: Candidate | None = None) -> dict[str, Any]:
             "kv_bytes": c.kv_bytes_per_token * b.serve_context * b.serve_batch,
             "tpot_seconds": decode_quantity(c.decode, b).to_json(),
             "workload": {"context": b.serve_context, "batch": b.serve_batch, "gpu": b.chip,
-                         "gpus": 1, "dtype": b.dtype, "kv_dtype": b.kv_dtype},
+                         "gpus": b.tp, "dtype": b.dtype, "kv_dtype": b.kv_dtype},
         },
         "alignment": {
             "power_of_two": {k: power_of_two(v) for k, v in c.dims().items()},
@@ -318,7 +346,7 @@ def days_quantity(train: Estimate, b: Budget) -> Quantity:
 def decode_quantity(decode: Estimate, b: Budget) -> Quantity:
     """Seconds per output token with their interval and reasons."""
     why = (
-        f"one {b.chip}, batch {b.serve_batch}, context {b.serve_context}, {b.dtype} weights",
+        f"{b.tp} × {b.chip}, batch {b.serve_batch}, context {b.serve_context}, {b.dtype} weights",
         "kernels by roofline × step factor of public serving rows (time.toml)",
     )
     return Quantity(value=float(decode.value_s), low=float(decode.low_s),

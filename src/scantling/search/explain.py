@@ -10,19 +10,19 @@ from msgspec import Struct
 from scantling import catalog
 from scantling.arith import round_up
 from scantling.costs.count import solve_width
-from scantling.errors import FieldError, ScantlingError
+from scantling.errors import FieldError, ScantlingError, nearest
 from scantling.laws import bounds, head_width_excess, law
 from scantling.quantity import Quantity
 from scantling.search.candidate import (
+    UNPRICED,
     Candidate,
     binding,
     candidate,
     difference,
-    limits,
     power_of_two,
 )
-from scantling.search.space import HEAD_WIDTHS, TIE_ABOVE, split
-from scantling.spec import Spec, divisors, has, read, vary
+from scantling.search.space import HEAD_WIDTHS, TIE_ABOVE, depth_step, limits, split
+from scantling.spec import Spec, check, dimensions, divisors, has, read, vary
 from scantling.units import bytes_text, count_text
 
 FIELDS = ("n_layer", "d_model", "n_head", "n_kv_head", "d_head", "d_ff", "vocab_size", "tied")
@@ -35,7 +35,8 @@ class Neighbour(Struct, frozen=True):
     """The shape one step away along one field, with what changes."""
 
     value: int | bool
-    loss: Quantity
+    loss: Quantity | None
+    """None where no law and no prior prices the step."""
     days: float
     """Relative change of training time."""
     kv: float
@@ -66,13 +67,14 @@ class Reason(Struct, frozen=True):
         return found
 
 
-def explain(c: Candidate, field: str, *, unaligned: bool = False) -> Reason:
+def explain(c: Candidate, field: str, *, existing: bool = False) -> Reason:
     """Explain one field of a shape.
 
     Args:
         c: The shape.
         field: One of its dimensions, or ``tied``.
-        unaligned: Also show the value one below, to see what alignment is about.
+        existing: The shape is somebody's model and no answer of a search: say what its value
+            implies, and also show the value one below, to see what alignment is about.
 
     Raises:
         FieldError: If the model has no such field.
@@ -80,21 +82,61 @@ def explain(c: Candidate, field: str, *, unaligned: bool = False) -> Reason:
     Example:
         >>> from scantling.search.budget import budget
         >>> c = candidate(catalog.model("llama-3.1-8b"), budget(params=8 * 10**9))
-        >>> "mistral-7b-v0.3" in explain(c, "d_ff").shared_by
+        >>> "mistral-7b-v0.3" in explain(c, "d_ff", existing=True).shared_by
         True
     """
-    if field != "tied" and not has(c.spec, field):
-        known = [f for f in FIELDS if f == "tied" or has(c.spec, f)]
-        raise FieldError("why", field, "is no field of this model", f"use {', '.join(known)}")
+    if field != "tied" and field not in dimensions(c.spec):
+        known = [*dimensions(c.spec), "tied"]
+        alike = nearest(HF_NAMES.get(field, field), known, 1)
+        hint = f"did you mean {alike[0]}?" if alike else f"use {', '.join(known)}"
+        raise FieldError("--why", field, "is no field of this model", hint)
     value: Any = c.spec.tied if field == "tied" else int(read(c.spec, field))
-    set_by, source = _set_by(c, field, value)
-    near = []
-    for other, changes, note in _steps(c, field, value, unaligned):
+    set_by, source = _is(c, field, value) if existing else _set_by(c, field, value)
+    near: list[Neighbour] = []
+    for other, changes, note in _steps(c, field, value, existing):
         try:
-            near.append(_neighbour(c, other, changes, note, hold=field != "d_ff"))
+            check(vary(c.spec, **changes))
+            near.append(_neighbour(c, other, changes, note, hold=field not in {"d_ff", *SPARSE}))
         except ScantlingError:
             continue
     return Reason(field, value, set_by, source, tuple(near), _shared_by(c, field, value))
+
+
+HF_NAMES = {
+    "hidden_size": "d_model", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head",
+    "num_key_value_heads": "n_kv_head", "head_dim": "d_head", "intermediate_size": "d_ff",
+    "num_local_experts": "n_expert", "num_experts_per_tok": "top_k", "sliding_window": "window",
+}  # fmt: skip
+"""What people type for a field, and its name here."""
+
+SPARSE = {"n_expert", "top_k", "d_expert", "d_shared"}
+"""Fields whose neighbours change the size: no dense FFN width can hold it."""
+
+
+def _is(c: Candidate, field: str, value: Any) -> tuple[str, str]:
+    """What the value of an existing model implies."""
+    d, f = c.dims(), c.features
+    total = _total(c)
+    if field == "d_ff":
+        text = f"F/D {value / d['d_model']:.3g}"
+        if f.mlp_attention_ratio is not None:
+            text += f", MLP/attention {float(f.mlp_attention_ratio):.2f}"
+        return text + f"; a multiple of {power_of_two(value)}", "bian2025"
+    if field == "vocab_size":
+        share = value * d["d_model"] / total
+        return f"the table is {share:.1%} of the parameters; a multiple of {power_of_two(value)}", \
+            "nvidia-matmul-guide"  # fmt: skip
+    if field == "tied":
+        share = d["vocab_size"] * d["d_model"] / total
+        return f"the table is {share:.1%} of the parameters", "press2017"
+    if field == "d_model":
+        text = f"D/L {f.aspect:.0f}; a multiple of {power_of_two(value)}"
+        if "n_head" in d and "d_head" in d and d["n_head"] * d["d_head"] == value:
+            text += f"; {d['n_head']} heads of {d['d_head']}"
+        return text, "nvidia-matmul-guide"
+    if field in SET_BY:
+        return SET_BY[field](c, value)
+    return f"{count_text(value)}; a multiple of {power_of_two(int(value))}", "nvidia-matmul-guide"
 
 
 def set_by_all(c: Candidate) -> dict[str, list[str]]:
@@ -118,16 +160,17 @@ def explain_all(c: Candidate) -> dict[str, list[str]]:
 
 
 def _steps(
-    c: Candidate, field: str, value: Any, unaligned: bool
+    c: Candidate, field: str, value: Any, existing: bool
 ) -> list[tuple[Any, dict[str, Any], str]]:
     """The neighbouring values of a field, with every field that moves along."""
-    step = c.budget.multiple
+    step = c.budget.multiple * (c.budget.tp if field == "d_ff" else 1)
     spec = c.spec
     found: list[tuple[Any, dict[str, Any], str]] = []
-    if unaligned and field in {"d_model", "d_ff", "vocab_size"} and value > 2:
+    if existing and field in {"d_model", "d_ff", "vocab_size"} and value > 2:
         found.append((value - 1, {field: value - 1}, UNALIGNED))
     if field == "n_layer":
-        found += [(v, {field: v}, "") for v in (value - 1, value + 1) if v > 0]
+        by = 1 if existing else depth_step(c.budget)
+        found += [(v, {field: v}, "") for v in (value - by, value + by) if v > 0]
     elif field in {"d_model", "d_ff"}:
         around = (round_up(value, step) - step if value % step == 0 else value // step * step,
                   value // step * step + step)  # fmt: skip
@@ -148,6 +191,10 @@ def _steps(
         found.append((round_up(value + 1, 128), {field: round_up(value + 1, 128)}, ""))
     elif field == "tied":
         found.append((not value, {field: not value}, ""))
+    elif field == "top_k":
+        found += [(v, {field: v}, "") for v in (value - 1, value + 1) if v > 0]
+    else:  # experts, ranks, windows: half and double
+        found += [(v, {field: v}, "") for v in (value // 2, value * 2) if v > 0]
     return found
 
 
@@ -176,7 +223,7 @@ def _neighbour(
         spec = vary(spec, d_ff=solve_width(spec, int(c.counted.total), multiple))
     other = candidate(spec, c.budget)
     return Neighbour(
-        value, difference(other, c), other.days / c.days - 1,
+        value, None if UNPRICED & set(changes) else difference(other, c), other.days / c.days - 1,
         other.kv_bytes_per_token / c.kv_bytes_per_token - 1 if c.kv_bytes_per_token else 0.0,
         float(other.decode.value_s / c.decode.value_s) - 1,
         int(other.counted.total - c.counted.total), note,
@@ -185,8 +232,10 @@ def _neighbour(
 
 def _neighbour_text(n: Neighbour) -> str:
     loss = n.loss
-    half = ((loss.high or 0) - (loss.low or 0)) / 2
-    parts = [f"loss {loss.value:+.4f} ± {half:.4f}"]
+    parts = ["loss not priced"]
+    if loss is not None:
+        half = ((loss.high or 0) - (loss.low or 0)) / 2
+        parts = [f"loss {loss.value:+.4f} ± {half:.4f}"]
     for name, change in (("days", n.days), ("KV", n.kv), ("ms/token", n.decode)):
         if abs(change) >= 0.0005:
             parts.append(f"{name} {change:+.1%}")
@@ -283,7 +332,7 @@ def _total(c: Candidate) -> int:
 def _at_bound(axis: str, value: Any) -> str:
     """What to add where a value lies on the bound of its axis."""
     one = bounds()[axis]
-    if value is None or not binding(float(value), one.low, one.high):
+    if value is None or not binding(axis, float(value), one.low, one.high):
         return ""
     return f"; on the bound of {axis} ({limits(one.low, one.high)}): {one.reason}"
 

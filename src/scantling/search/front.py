@@ -44,6 +44,20 @@ def fold(
     return rows[keep], values[keep]
 
 
+def epsilons(values: NDArray[np.float64]) -> tuple[float, ...]:
+    """The sides of an epsilon box: the defaults, and at most 2 % of an objective's median.
+
+    The cap keeps small models apart, whose days and bytes are below the defaults.
+    """
+    import numpy as np
+
+    medians = np.median(values, axis=0)
+    return tuple(
+        default if name == "loss" else min(default, 0.02 * float(median))
+        for (name, default), median in zip(EPSILONS.items(), medians, strict=True)
+    )
+
+
 def thin(values: NDArray[np.float64], epsilons: tuple[float, ...]) -> NDArray[np.intp]:
     """Indices of an epsilon-box front: one row a box, and no box that another beats.
 

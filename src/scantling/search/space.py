@@ -7,14 +7,16 @@ Axes that no objective prices keep to bounds with a reason (``laws.bounds`` and 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
 from scantling.arith import round_up
-from scantling.laws import bounds
+from scantling.laws import bounds, law
 from scantling.search.budget import Budget
+from scantling.search.peers import peer_range
 from scantling.spec import (
     Block,
     Branch,
@@ -40,6 +42,8 @@ ASPECT = (8, 320)
 """Width over depth the default law was fitted in."""
 TIE_ABOVE = 0.15
 """Tie when the table is more than this share of all parameters (notes on tying, press2017)."""
+ROUNDING = 1e-9
+"""What floating point may miss of a whole number of heads or layers."""
 CHUNK = 16_384
 """Rows evaluated at once: arrays of 128 KiB stay in cache."""
 
@@ -65,6 +69,7 @@ class Space(Struct, frozen=True):
     shallowest: Any
     deepest: Any
     """First and last depth of each attention row."""
+    depth_step: int
     multiple: int
     """Alignment of the FFN width."""
     fixed_width: int | None
@@ -76,7 +81,11 @@ class Space(Struct, frozen=True):
     @property
     def size(self) -> int:
         """Shapes in the space, all structures together."""
-        return int((self.deepest - self.shallowest + 1).sum()) * len(self.structures)
+        return int(self._depths().sum()) * len(self.structures)
+
+    def _depths(self) -> Any:
+        """Depths of each attention row."""
+        return (self.deepest - self.shallowest) // self.depth_step + 1
 
     def chunks(self, size: int = CHUNK) -> Iterator[tuple[int, Spec]]:
         """Column specs of at most ``size`` shapes, with the index of their structure.
@@ -85,7 +94,7 @@ class Space(Struct, frozen=True):
         """
         import numpy as np
 
-        counts = self.deepest - self.shallowest + 1
+        counts = self._depths()
         ends = np.cumsum(counts)
         starts = ends - counts
         total = int(ends[-1]) if len(ends) else 0
@@ -97,12 +106,31 @@ class Space(Struct, frozen=True):
                     starts[first : last + 1], start
                 )
                 row = np.repeat(np.arange(first, last + 1), held)
-                depth = self.shallowest[row] + np.arange(start, stop) - starts[row]
+                nth = np.arange(start, stop) - starts[row]
+                depth = self.shallowest[row] + self.depth_step * nth
                 yield index, vary(
                     structure, d_model=self.d_model[row], n_layer=depth,
                     n_head=self.n_head[row], n_kv_head=self.n_kv_head[row],
                     d_head=self.d_head[row],
                 )  # fmt: skip
+
+
+def limits(low: float | None, high: float | None) -> str:
+    """The bounds of an axis in words.
+
+    Example:
+        >>> limits(4, None), limits(1, 8), limits(8, 8)
+        ('4 or more', '1 to 8', '8')
+    """
+    if low is None or high is None:
+        return (
+            ""
+            if low is None and high is None
+            else f"{low:g} or more"
+            if high is None
+            else (f"at most {high:g}")
+        )
+    return f"{low:g}" if low == high else f"{low:g} to {high:g}"
 
 
 def template(*, tied: bool, vocab_size: int, context: int, qk_norm: bool) -> Spec:
@@ -123,9 +151,9 @@ def template(*, tied: bool, vocab_size: int, context: int, qk_norm: bool) -> Spe
 def space(b: Budget) -> Space:
     """The space of a budget.
 
-    Width: multiples of the alignment. Depth: every integer with W/L in the law's range.
-    Query heads: every number with H h/D in its bound that splits over the GPUs of a
-    node. KV heads: K = H/g for every whole group g.
+    Width: multiples of the alignment. Depth: every integer, or every even one from a billion
+    parameters up, with D/L in its bound. Query heads: every number with H h/D in its bound that
+    splits over the GPUs of a node. KV heads: K = H/g for every whole group g.
     """
     import numpy as np
 
@@ -136,27 +164,70 @@ def space(b: Budget) -> Space:
     )
     none = np.empty((0, 4), dtype=np.int64)
     rows = np.concatenate([none, *(_attention_rows(b, width) for width in _widths(b))])
-    low, high = _depths(b, rows[:, 0])
-    shapes = (high - low + 1) * len(structures)
+    step = depth_step(b)
+    low, high = _depths(b, rows[:, 0], step)
+    shapes = np.maximum((high - low) // step + 1, 0) * len(structures)
     limits = _head_limits(b, rows[:, 2], rows[:, 3])
     removed = {name: int(shapes[~mask].sum()) for name, mask in limits.items()}
-    keep = np.logical_and.reduce(list(limits.values()))
+    keep = np.logical_and.reduce([*limits.values(), high >= low])
     d_model, d_head, n_head, n_kv_head = (np.ascontiguousarray(rows[keep, i]) for i in range(4))
     return Space(
         structures=structures, d_model=d_model, d_head=d_head, n_head=n_head, n_kv_head=n_kv_head,
-        shallowest=low[keep], deepest=high[keep], multiple=b.multiple * b.tp,
+        shallowest=low[keep], deepest=high[keep], depth_step=step, multiple=b.multiple * b.tp,
         fixed_width=b.fixed.get("d_ff"), considered=int(shapes.sum()), removed=removed,
     )  # fmt: skip
 
 
-def _depths(b: Budget, width: Any) -> tuple[Any, Any]:
-    """First and last depth of each width: W/L in the law's range, or as the user set."""
+def depth_step(b: Budget) -> int:
+    """Depths are even from a billion parameters up, so that pipeline stages can be equal."""
+    free = "n_layer" not in b.fixed and "n_layer" not in b.bounded
+    return 2 if free and b.params >= 10**9 else 1
+
+
+def _depths(b: Budget, width: Any, step: int) -> tuple[Any, Any]:
+    """First and last depth of each width: D/L in its bounds, or as the user set."""
     import numpy as np
 
-    if "n_layer" in b.fixed or "n_layer" in b.bounded:
-        first, last = _span(b, "n_layer", 1, 1)
-        return np.full_like(width, first), np.full_like(width, last)
-    return np.maximum(1, -(-width // ASPECT[1])), np.maximum(1, width // ASPECT[0])
+    first, last = _span(b, "n_layer", 1, 2**40)
+    aspect = limit(b, "aspect")
+    low, high = np.full_like(width, first), np.full_like(width, last)
+    if aspect.low is not None and aspect.high is not None:
+        low = np.maximum(low, np.ceil(width / aspect.high - ROUNDING).astype(np.int64))
+        high = np.minimum(high, np.floor(width / aspect.low + ROUNDING).astype(np.int64))
+    return -(-low // step) * step, high // step * step
+
+
+OPENED_BY = {
+    "n_kv_head": "n_kv_head", "kv_group": "n_kv_head", "d_head": "d_head",
+    "attention_width_ratio": "n_head", "mlp_attention_ratio": "d_ff", "ffn_width_ratio": "d_ff",
+    "aspect": "n_layer",
+}  # fmt: skip
+"""The dimension that opens an axis when the user fixes it."""
+
+
+def limit(b: Budget, name: str) -> Axis:
+    """The bounds of one axis: the user's, an ablation's, the law's domain, or those of peers."""
+    if name in b.bounded:
+        return Axis(name, b.bounded[name].low, b.bounded[name].high, f"--bound {name}", opened=True)
+    field = OPENED_BY[name]
+    if field in b.fixed or (field in b.bounded and field in {"n_kv_head", "n_layer"}):
+        return Axis(name, None, None, f"opened by --fix or --bound {field}", opened=True)
+    if name in bounds():
+        one = bounds()[name]
+        return Axis(name, one.low, one.high, one.reason)
+    priced = "r0" in law(b.law).facts.constants
+    if name == "aspect" and priced and not extrapolated(b):
+        return Axis(name, *ASPECT, "the range the law was fitted in; inside it the loss prices D/L")
+    low, high, n = peer_range(b.params, name, tail=0.25)
+    why = f"the middle half of {n} dense models of this size class since 2023; the law "
+    why += "is extrapolated more than ×4" if priced else "does not see D/L"
+    return Axis(name, low, high, why)
+
+
+def extrapolated(b: Budget) -> bool:
+    """Whether a size lies more than four times beyond the largest the law was fitted to."""
+    one = law(b.law)
+    return b.params > 4 * one.domain[one.counts][1]
 
 
 def _span(b: Budget, axis: str, low: int, high: int) -> tuple[int, int]:
@@ -164,8 +235,12 @@ def _span(b: Budget, axis: str, low: int, high: int) -> tuple[int, int]:
     if axis in b.fixed:
         return b.fixed[axis], b.fixed[axis]
     if axis in b.bounded:
-        return b.bounded[axis].low, b.bounded[axis].high
+        return math.ceil(b.bounded[axis].low), math.floor(b.bounded[axis].high)
     return low, high
+
+
+WIDEST = 2**16
+"""No wider model is looked at, whatever bound is given."""
 
 
 def _widths(b: Budget) -> list[int]:
@@ -183,7 +258,7 @@ def _widths(b: Budget) -> list[int]:
     low, high = _span(b, "d_model", max(step, low // step * step), high)
     if "d_model" in b.fixed:
         return [low]
-    widths = range(round_up(low, step), high + 1, step)
+    widths = range(round_up(low, step), min(high, WIDEST) + 1, step)
     return [w for w in widths if w % max(step, power_of_two_below(w // 32)) == 0]
 
 
@@ -213,24 +288,21 @@ def _attention_rows(b: Budget, width: int) -> NDArray[np.int64]:
     """All (D, h, H, K) of one width: every H in its bound and every whole group H/K."""
     import numpy as np
 
-    ratio, group = bounds()["attention_width_ratio"], bounds()["kv_group"]
-    opened = "n_kv_head" in b.fixed or "n_kv_head" in b.bounded
+    ratio, group = limit(b, "attention_width_ratio"), limit(b, "kv_group")
     low_head, high_head = _span(b, "d_head", 1, 2**40)
     head_widths = [h for h in HEAD_WIDTHS if low_head <= h <= high_head]
     if "d_head" in b.fixed:
         head_widths = [b.fixed["d_head"]]
     found = [np.empty((0, 4), dtype=np.int64)]
     for h in head_widths:
-        low = max(1, -(-int((ratio.low or 0) * width) // h))
-        high = int((ratio.high or 2) * width) // h
-        if "n_head" in b.fixed:
-            low = high = b.fixed["n_head"]
-        elif "n_head" in b.bounded:  # a bound narrows the axis, only a fixed value opens it
-            low = max(low, b.bounded["n_head"].low)
-            high = min(high, b.bounded["n_head"].high)
+        low = max(1, math.ceil((ratio.low or 0) * width / h - ROUNDING))
+        high = 2**40 if ratio.high is None else math.floor(ratio.high * width / h + ROUNDING)
+        # a bound narrows the axis, only a fixed value opens it
+        least, most = _span(b, "n_head", 1, 2**40)
+        low, high = max(low, least), min(high, most)
         heads = np.arange(low, high + 1, dtype=np.int64)
-        largest = int(heads.max(initial=1)) if opened else int(group.high or 8)
-        for g in range(1, largest + 1):
+        largest = int(group.high or heads.max(initial=1))
+        for g in range(max(1, math.ceil(group.low or 1)), largest + 1):
             some = heads[heads % g == 0]
             if len(some):
                 columns = (np.full_like(some, width), np.full_like(some, h), some, some // g)
@@ -259,28 +331,23 @@ def _head_limits(b: Budget, n_head: Any, n_kv_head: Any) -> dict[str, Any]:
 
 def unpriced(b: Budget) -> list[Axis]:
     """The axes no objective prices, with their bounds and reasons."""
-    known = bounds()
-
-    def axis(name: str, field: str, *, bound_opens: bool = False) -> Axis:
-        one = known[name]
-        if field in b.fixed or (bound_opens and field in b.bounded):
-            low, high = _span(b, field, 1, 2**40) if name == field else (None, None)
-            return Axis(name, low, high, f"opened by --fix or --bound {field}", opened=True)
-        return Axis(name, one.low, one.high, one.reason)
-
     rule = f"tied when the table is more than {TIE_ABOVE:.0%} of the parameters"
+    over = split(b)
+    heads = "any number of heads: small models run on one GPU"
+    if over > 1:
+        heads = f"query heads divide over {over} GPUs, KV heads divide or replicate"
+    found = [limit(b, name) for name in OPENED_BY if name != "aspect"]
+    if "r0" not in law(b.law).facts.constants or extrapolated(b) or "aspect" in b.bounded:
+        found.append(limit(b, "aspect"))
+    step = depth_step(b)
     return [
-        axis("n_kv_head", "n_kv_head", bound_opens=True),
-        axis("kv_group", "n_kv_head", bound_opens=True),
-        axis("d_head", "d_head"),
-        axis("attention_width_ratio", "n_head"),
-        axis("mlp_attention_ratio", "d_ff"),
+        *found,
         Axis("tied", None, None, "--tied or --untied" if b.tied is not None else rule,
              opened=b.tied is not None),
         Axis("layout", None, None, "every layer attends to the whole context"),
-        Axis("heads_split_over", split(b), split(b), "--tp" if b.tp > 1 else
-             "query heads divide over the 8 GPUs of a node, KV heads divide or replicate",
-             opened=b.tp > 1),
+        Axis("heads_split_over", over, over, heads, opened=b.tp > 1),
+        Axis("n_layer multiple", step, step, "even depths from a billion parameters up"
+             if step > 1 else "every depth"),
     ]  # fmt: skip
 
 

@@ -10,11 +10,12 @@ from msgspec import Struct
 from scantling.costs.count import Parameters, kv_cache, parameters, solve_width
 from scantling.costs.estimate import DAY_S, decode_time, training_time
 from scantling.costs.features import features
-from scantling.laws import Features, bounds, law, prior_terms
+from scantling.laws import Features, law, prior_terms
+from scantling.laws.features import inside
 from scantling.ops import operators
 from scantling.search.budget import Budget
 from scantling.search.front import fold
-from scantling.search.space import CHUNK, TIE_ABOVE, Space
+from scantling.search.space import CHUNK, TIE_ABOVE, Space, limit, limits
 from scantling.spec import Spec, Workload, masks, vary
 
 if TYPE_CHECKING:
@@ -78,15 +79,17 @@ def feasibility(p: Priced, b: Budget) -> dict[str, NDArray[np.bool_]]:
     share: Any = abs(p.counted.total / b.params - 1)
     found: dict[str, Any] = {f"params within ±{b.tolerance:.2%}": share <= b.tolerance}
     found |= dict(masks(p.spec))
-    if "d_ff" not in b.fixed:
-        ratio = p.features.mlp_attention_ratio
-        assert ratio is not None
-        limits = bounds()["mlp_attention_ratio"]
-        found[f"MLP/attention ratio {limits.low:g} to {limits.high:g}"] = limits.holds(ratio)
+    ratio = p.features.mlp_attention_ratio
+    assert ratio is not None
+    for name, value in (("mlp_attention_ratio", ratio),
+                        ("ffn_width_ratio", p.spec.d_ff / p.spec.d_model)):  # fmt: skip
+        axis = limit(b, name)
+        if axis.low is not None or axis.high is not None:
+            found[f"{name} {limits(axis.low, axis.high)}"] = inside(value, axis.low, axis.high)
     if "d_ff" in b.bounded:
-        axis = b.bounded["d_ff"]
+        asked = b.bounded["d_ff"]
         width: Any = p.spec.d_ff
-        found["d_ff as bounded"] = (width >= axis.low) & (width <= axis.high)
+        found["d_ff as bounded"] = (width >= asked.low) & (width <= asked.high)
     if b.tied is None:
         table: Any = p.spec.d_model * p.spec.vocab_size
         small = table <= TIE_ABOVE * b.params
@@ -105,7 +108,7 @@ def objectives(p: Priced, b: Budget) -> dict[str, Any]:
     chip = b.hardware
     loss = p.loss + prior_terms(p.features, p.loss, law(b.law).reference_ratio).upper
     train = training_time(p.spec, b.tokens, chip, b.n_gpu, b.train_context, b.dtype)
-    decode = decode_time(p.spec, chip, b.serve_batch, b.serve_context, b.dtype, b.kv_dtype)
+    decode = decode_time(p.spec, chip, b.serve_batch, b.serve_context, b.dtype, b.kv_dtype, b.tp)
     return {
         "loss": loss, "training_days": train.value_s / DAY_S,
         "kv_bytes_per_token": p.kv_bytes_per_token, "decode_s": decode.value_s,
@@ -184,15 +187,15 @@ def _survivors(
     found = objectives(again, b)
     slow = np.zeros(len(again.loss), dtype=bool)
     hours = found["training_days"] * 24 * b.n_gpu
-    for name, value, limit in (
+    for name, value, most in (
         ("training days", found["training_days"], b.days),
         ("GPU-hours", hours, b.gpu_hours),
         ("time per token", found["decode_s"], b.tpot_s),
     ):
-        if limit is not None:
+        if most is not None:
             tally.need(name, value)
-            tally.remove(name, value <= limit)
-            slow |= value > limit
+            tally.remove(name, value <= most)
+            slow |= value > most
     columns = [np.full(len(slow), index), *(getattr(few, k) for k in COLUMNS[1:-1])]
     rows = np.stack([*np.broadcast_arrays(*columns), again.counted.total], axis=1).astype(np.int64)
     values = np.stack([np.asarray(found[k], dtype=float) for k in found], axis=1)

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from scantling.arith import LARGEST
-from scantling.errors import FieldError, nearest, shorten
+from scantling.errors import FieldError, UnknownNameError, nearest, shorten
 from scantling.formats.hf.assemble import ASSEMBLERS
 from scantling.formats.hf.expression import evaluate, parse
 from scantling.formats.hf.types import ModelType, kinds, model_type, model_types, words_of
@@ -110,6 +110,8 @@ def _text_part(config: dict[str, Any]) -> tuple[dict[str, Any], ModelType]:
     inner = config.get("text_config")
     if name is None and inner is None:
         name = _type_of_architecture(config.get("architectures"))
+    if name is not None and not isinstance(name, str):
+        raise UnknownNameError("model type", shorten(name), model_types())
     kind = None
     if name is not None and (name in model_types() or not isinstance(inner, dict)):
         kind = model_type(name)

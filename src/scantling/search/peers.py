@@ -1,0 +1,53 @@
+"""What known models of a size class look like: bounds where no law and no ablation reaches."""
+
+from __future__ import annotations
+
+import functools
+
+from scantling import catalog
+from scantling.spec import dimensions
+
+
+@functools.cache
+def ratios() -> tuple[tuple[int, float, float], ...]:
+    """(parameters, F/D, D/L) of dense models since 2023, each shape once."""
+    found = {}
+    for parameters, _, name in catalog.recent_dense():
+        d = dimensions(catalog.loaded(name).spec)
+        if "d_ff" in d:
+            width, depth, ffn = int(d["d_model"]), int(d["n_layer"]), int(d["d_ff"])
+            found[parameters, width, depth, ffn] = (parameters, ffn / width, width / depth)
+    return tuple(found.values())
+
+
+def peer_range(total: int, which: str, tail: float = 0.05) -> tuple[float, float, int]:
+    """The range of a ratio among models of a size class, and how many those are.
+
+    The class reaches four times up and down, further where it holds fewer than eight shapes.
+
+    Args:
+        total: Parameters.
+        which: ``ffn_width_ratio`` (F/D) or ``aspect`` (D/L).
+        tail: Share of the models left out at each end.
+
+    Example:
+        >>> low, high, n = peer_range(7_000_000_000, "aspect")
+        >>> 40 < low < high < 200, n >= 8
+        (True, True)
+    """
+    column = 1 if which == "ffn_width_ratio" else 2
+    reach = 4
+    while True:
+        values = sorted(r[column] for r in ratios() if total / reach <= r[0] <= total * reach)
+        if len(values) >= 8 or reach > 10**6:
+            break
+        reach *= 2
+    return _quantile(values, tail), _quantile(values, 1 - tail), len(values)
+
+
+def _quantile(values: list[float], share: float) -> float:
+    """A quantile between the two nearest values."""
+    place = share * (len(values) - 1)
+    low = int(place)
+    high = min(low + 1, len(values) - 1)
+    return values[low] + (values[high] - values[low]) * (place - low)
