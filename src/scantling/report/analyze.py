@@ -28,7 +28,7 @@ from scantling.laws import Features
 from scantling.ops import operators
 from scantling.search import Candidate, budget, candidate, explain
 from scantling.search.candidate import DIMENSIONS, counted_json, shape_findings
-from scantling.spec import Chunk, Spec, Window, Workload, dimensions, dtype_bytes, has
+from scantling.spec import Chunk, Spec, Stack, Window, Workload, dimensions, dtype_bytes, has
 from scantling.spec.vary import nodes
 from scantling.units import parse_context, parse_count
 
@@ -240,13 +240,28 @@ def as_candidate(a: Analysis, **limits: Any) -> Candidate:
 
 
 def spans(spec: Spec) -> list[str]:
-    """Layer kinds in words: ``52 local (window 1024), 10 global``."""
+    """Layer kinds in words: ``52 local (window 1024), 10 global``.
+
+    Example:
+        >>> spans(catalog.load({"model_type": "t5"}).spec)
+        ['6 layers in the encoder', '6 layers in the decoder']
+    """
+    found = _kinds(spec, spec.decoder)
+    if spec.encoder is None:
+        return found
+    inside = [(text, "encoder") for text in _kinds(spec, spec.encoder)]
+    inside += [(text, "decoder") for text in found]
+    return [f"{text} in the {where}" for text, where in inside]
+
+
+def _kinds(spec: Spec, stack: Stack) -> list[str]:
     found = []
-    for name, n in spec.decoder.occurrences().items():
-        kind = spec.decoder.kind(name)
+    for name, n in stack.occurrences().items():
+        kind = stack.kind(name)
         limits = [f"window {node.window}" for _, node in nodes(kind) if isinstance(node, Window)]
         limits += [f"chunk {node.chunk}" for _, node in nodes(kind) if isinstance(node, Chunk)]
         if has(spec, "n_expert") and any("n_expert" in n.__struct_fields__ for _, n in nodes(kind)):
             limits.append("experts")
-        found.append(f"{n} {name}" + (f" ({', '.join(limits)})" if limits else ""))
+        word = "layers" if name == "layer" and n > 1 else name
+        found.append(f"{n} {word}" + (f" ({', '.join(limits)})" if limits else ""))
     return found

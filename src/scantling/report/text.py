@@ -233,7 +233,10 @@ def _lines(a: Analysis) -> list[tuple[str, str, str]]:
     found += [("  body", f"{p.body:,}", "without embedding and head")]
     for part, size in p.by_part.items():
         if size or part == "lm_head":
-            note = "0 new: tied to the embedding" if part == "lm_head" and a.spec.tied else ""
+            note = ""
+            if part == "lm_head" and a.spec.tied:
+                note = "beside the matrix, tied to the embedding" if size else (
+                    "0 new: tied to the embedding")  # fmt: skip
             found.append((f"  {part}", f"{size:,}", note or f"{size / total:.1%}"))
     if p.buffers:
         found.append(("buffers", f"{p.buffers:,}", "in the checkpoint, not parameters"))
