@@ -47,14 +47,16 @@ def save_front(front: Front, path: Path) -> Path:
                       linewidths=0)  # fmt: skip
     marked = [(chosen, f"choice {chosen.dims()['n_layer']} × {chosen.dims()['d_model']}", "*")]
     marked += [(c, c.name, "D") for c in front.baselines]
-    for i, (c, name, marker) in enumerate(marked):
+    slowest = max((c.days for c in front.baselines), default=0)
+    for c, name, marker in marked:
+        after = marker == "*" or c.days >= slowest  # labels of neighbours go apart
         size, color = (170, "#d95f0e") if marker == "*" else (34, "#31a354")
         places = ((left, c.days, c.loss - chosen.loss),
                   (right, c.decode.value_s * 1e3, c.kv_bytes_per_token / 1024))  # fmt: skip
         for axes, x, y in places:
             axes.scatter(x, y, s=size, marker=marker, color=color, zorder=3)
-            axes.annotate(name, (x, y), xytext=(7, 5 - 12 * (i % 2)), textcoords="offset points",
-                          fontsize=8)  # fmt: skip
+            axes.annotate(name, (x, y), xytext=(7, 5) if after else (-7, -10), fontsize=8,
+                          textcoords="offset points", ha="left" if after else "right")  # fmt: skip
     b = front.budget
     left.set_xlabel(f"training days on {b.n_gpu} × {b.chip}")
     left.set_ylabel("loss − loss of the choice, nats/token")
