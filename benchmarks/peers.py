@@ -166,7 +166,9 @@ def summary(results):
                 for name in names
                 if key in answers[name]
             ]
-            row.append(f"{sum(ours == true for ours, true in pairs)} of {len(names)}")
+            exact = sum(ours == true for ours, true in pairs)
+            near = sum(abs(ours / true - 1) <= 0.01 for ours, true in pairs)
+            row.append(f"{exact} of {len(names)}, {near} within 1 %")
             if pairs:
                 ours, true = max(pairs, key=lambda pair: abs(pair[0] / pair[1] - 1))
                 worst.append(f"{label} {error_of(ours, true)}")
@@ -221,7 +223,7 @@ def page(results, configs):
         "in bf16, a window's layer no more than the window. One sequence of the tokens named; "
         "T5 has them in both stacks. Milliseconds are one call with a config.json, after a "
         "warm-up on another model in the same process: an order of magnitude, as the machine does "
-        "other work."),
+        "other work. Each tool may address 24 GiB."),
         "",
         ("A config is written by scantling and given as a folder. Where a tool takes only hub ids "
         "(llm-flops, accelerate) the function behind the download is called: "
