@@ -55,12 +55,17 @@ def named() -> dict[str, Named]:
 def loaded(name: str) -> Loaded:
     """A model of the catalogue, read."""
     key = plain(name)
-    by_plain = {plain(k): k for k in named()} | {plain(v.hub): k for k, v in named().items()}
-    if key not in by_plain:
+    if key not in _plain_names():
         raise UnknownNameError("model", name, named())
-    entry = named()[by_plain[key]]
+    entry = named()[_plain_names()[key]]
     read = hf.read(entry.config)
     return Loaded(entry.name, read.spec, read.model_type, read.notes, read.n_mtp)
+
+
+@functools.cache
+def _plain_names() -> dict[str, str]:
+    """Names of the catalogue by their plain names and hub ids; built once, not once a model."""
+    return {plain(k): k for k in named()} | {plain(v.hub): k for k, v in named().items()}
 
 
 def plain(name: str) -> str:
