@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from scantling.spec import (
     Alibi,
+    AltUp,
     Audio,
     Block,
     Branch,
@@ -31,6 +32,7 @@ from scantling.spec import (
     Indexer,
     KimiDelta,
     LatentAttention,
+    Laurel,
     Layer,
     LearnedPosition,
     LinearAttention,
@@ -38,6 +40,8 @@ from scantling.spec import (
     Mamba2,
     MixtureOfDepths,
     Norm,
+    PerLayerInput,
+    PerLayerTables,
     Plain,
     Projection,
     QKNorm,
@@ -241,7 +245,34 @@ def spec(structure, row=0):
         encoder=stack_of(d, GroupedAttention, causal=False) if crossed else None,
         max_context=d.maybe(1, 9000),
     )  # fmt: skip
-    return with_parts_of_encoders(d, one)
+    return with_parts_of_gemma(d, with_parts_of_encoders(d, one))
+
+
+def with_parts_of_gemma(d, one):
+    """A spec with what Gemma 3n and Gemma 4 have in their layers and others have not."""
+    width, altup = d.dim(1, 60), AltUp(d.dim(2, 5), norm(d))
+    tables = PerLayerTables(d.dim(1, 900), width, norm(d))
+    if not d.pick(*SELDOM):
+        return one
+
+    def change(node):
+        if isinstance(node, GroupedAttention):
+            return replace(node, value_norm=some_norm(d))
+        if isinstance(node, Dense):
+            return replace(node, sparsity=d.pick(0.0, 0.95))
+        if isinstance(node, Router):
+            return replace(node, norm=some_norm(d), expert_scale=d.flag())
+        if isinstance(node, Layer):
+            laurel = Block((Branch(Laurel(d.dim(1, 40)), post=some_norm(d)),))
+            more = Block((Branch(PerLayerInput(width)),), post=some_norm(d))
+            blocks = (*node.blocks, *d.pick((), (laurel,), (more,), (laurel, more)))
+            return replace(node, blocks=blocks, stored_scale=d.flag())
+        return node
+
+    return replace(
+        one, decoder=replace(rewrite(one.decoder, change), altup=d.pick(None, altup)),
+        embeddings=replace(one.embeddings, per_layer=tables),
+    )  # fmt: skip
 
 
 def with_parts_of_encoders(d, one):

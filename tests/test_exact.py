@@ -206,6 +206,33 @@ SWITCHES: dict[str, list[dict[str, Any]]] = {
         {"sliding_window_pattern": 2},
         {"layer_types": MIXED},
     ],
+    "gemma3n_text": [
+        {"attention_bias": True},
+        {"intermediate_size": [40, 48, 40, 40, 56]},
+        {"activation_sparsity_pattern": [0.95, 0.0, 0.5, 0.0, 0.0]},
+        {"layer_types": MIXED},
+        {"num_kv_shared_layers": 0},
+        {"altup_num_inputs": 1, "laurel_rank": 3},
+        {"num_hidden_layers": 12, "num_kv_shared_layers": 4, "layer_types": None},
+    ],
+    "gemma4_text": [
+        {"attention_bias": True},
+        {"attention_k_eq_v": True},
+        {"attention_k_eq_v": True, "num_global_key_value_heads": None},
+        {"use_double_wide_mlp": True},
+        {"num_kv_shared_layers": 0, "use_double_wide_mlp": True},
+        {"num_kv_shared_layers": 0, "layer_types": [LOCAL] * DEPTH},
+        {"num_kv_shared_layers": 0, "layer_types": None},
+        {"num_kv_shared_layers": 0, "layer_types": [GLOBAL] * DEPTH},
+        {"hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0},
+        {"enable_moe_block": True},
+        {
+            "enable_moe_block": True,
+            "hidden_size_per_layer_input": 0,
+            "num_kv_shared_layers": 0,
+            "attention_k_eq_v": True,
+        },
+    ],
     "mixtral": [{"num_experts_per_tok": 1}, {"sliding_window": 8}],
     "qwen2_moe": [
         {"qkv_bias": False},
@@ -256,6 +283,8 @@ SWITCHES: dict[str, list[dict[str, Any]]] = {
 """Beside the plain shape, tied and untied, MHA, MQA and a free head width: what flips structure."""
 
 NEEDED: dict[str, dict[str, Any]] = {
+    "gemma3n_text": {"layer_types": [LOCAL, GLOBAL, LOCAL, GLOBAL, LOCAL]},
+    "gemma4_text": {"layer_types": [LOCAL, GLOBAL, LOCAL, LOCAL, GLOBAL]},
     "hunyuan_v1_dense": {"head_dim": 16},
     "hunyuan_v1_moe": {"head_dim": 16},
     "gpt_neo": {"attention_types": [[["global", "local"], 2], [["global"], 1]]},
@@ -285,8 +314,8 @@ def texts() -> list[hf.ModelType]:
     return [
         kind
         for kind in hf.model_types().values()
-        if kind.text is None and not kind.remote and kind.assemble == "decoder"
-        and kind.expressions["mixers"] == "{}"
+        if kind.text is None and not kind.remote and kind.assemble != "encoder"
+        and kind.expressions.get("mixers", "{}") == "{}"
     ]  # fmt: skip
 
 
@@ -336,6 +365,14 @@ def small(kind: hf.ModelType, seed: int) -> dict[str, Any]:
         "qk_rope_head_dim": 2 * draw.randint(2, 4),
         "v_head_dim": 2 * draw.randint(3, 6),
         "rotary_dim": 8,
+        "intermediate_sizes": draw.randint(30, 90),
+        "hidden_size_per_layer_input": draw.randint(4, 12),
+        "vocab_size_per_layer_input": draw.randint(50, 90),
+        "num_kv_shared_layers": 2,
+        "altup_num_inputs": draw.randint(2, 4),
+        "laurel_rank": draw.randint(3, 9),
+        "global_head_dim": 8 * draw.randint(4, 6),
+        "num_global_key_value_heads": 1,
     }
     config: dict[str, Any] = {"model_type": kind.name}
     for key, default in kind.keys.items():
@@ -505,17 +542,23 @@ RESOLVED = {
     "layer_types": "null is filled in layer by layer; compared as layers in a test above",
     "no_rope_layers": "null is filled in from no_rope_layer_interval",
     "moe_layers": "null is filled in from interleave_moe_layer_step",
+    "activation_sparsity_pattern": "null is 0.95 in the first 10 layers of more than 10",
     "mlp_layer_types": "null is filled in from first_k_dense_replace",
 }
 """Keys whose null the class replaces when it is made, and with what."""
 
 GETATTR = {
+    "num_global_key_value_heads": "gemma4: popped by the class before it is a field",
     "head_dim": "no field of these classes; the modelling code reads it when a config has it",
     "max_position_embeddings": "bloom has no limit (ALiBi); old files call it seq_length",
     "rotary_dim": "minimax_m2: the class reads it when a config has it",
     "num_nextn_predict_layers": "deepseek_v32's class has no head for the tokens after the next",
 }
 """Keys a class has no field for: null with us."""
+
+
+POPPED = {"window_pattern": 4, "global_head_dim": 512}
+"""Keys that a class takes before they are fields, and what it takes without them."""
 
 
 def resolved(key: str, own: Any) -> Any:
@@ -531,6 +574,8 @@ def resolved(key: str, own: Any) -> Any:
         return own.hidden_size
     if key == "no_rope_layers":
         return [int((i + 1) % own.no_rope_layer_interval != 0) for i in range(n)]
+    if key == "activation_sparsity_pattern":
+        return [0.95 if n > 10 and i < 10 else 0.0 for i in range(n)]
     if key == "mlp_layer_types":
         dense = own.first_k_dense_replace
         return ["dense" if i < dense else "sparse" for i in range(n)]
@@ -559,13 +604,18 @@ def test_each_default_of_the_table_is_the_default_of_the_class(kind):
     """A key that a config leaves out gets what the class would give it."""
     transformers = pytest.importorskip("transformers")
     own = transformers.AutoConfig.for_model(kind.name)
+    own.allow_global_per_layer_attribute_access = True  # gemma4: what differs between layers
     ropes = rope_values(own)
     for key, ours in kind.keys.items():
         spelled = [s for s in kind.spellings(key) if hasattr(own, s)]
         if key in ropes:
             assert ours == ropes[key], key
-        elif not spelled and key == "window_pattern":  # popped by the class before it is a field
-            assert ours == 4
+        elif not spelled and key in POPPED:
+            assert ours == POPPED[key]
+        elif key == "per_layer_config":  # gemma4: the class makes it of the global widths
+            assert ours is None
+        elif key == "intermediate_sizes":  # gemma3n: one for all layers, written out by the class
+            assert [ours] * own.num_hidden_layers == own.intermediate_size
         elif ours == {}:  # a nested object: its defaults stand in the expressions, counted below
             assert isinstance(getattr(own, spelled[0]), transformers.PretrainedConfig)
         elif not spelled:

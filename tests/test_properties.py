@@ -117,7 +117,7 @@ def test_the_drawn_specs_cover_every_type_and_every_option_of_a_spec():
     assert {kind.__name__ for kind in seen["Branch", "module"]} == {
         "GroupedAttention", "LatentAttention", "LinearAttention", "GatedDelta", "KimiDelta",
         "Mamba1", "Mamba2", "Rwkv", "RgLru", "ShortConv", "TokenConv", "Projection", "Dense",
-        "ChannelMix", "Experts",
+        "ChannelMix", "Experts", "Laurel", "PerLayerInput",
     }  # fmt: skip
     assert len(seen["Block", "residual"]) == 5
     assert len(seen["GroupedAttention", "span"]) == 3
@@ -154,6 +154,9 @@ def test_the_drawn_specs_cover_every_type_and_every_option_of_a_spec():
         ("Disentangled", "norm"), ("Disentangled", "content_to_position"),
         ("Disentangled", "position_to_content"), ("Disentangled", "shared"),
         ("Disentangled", "key_bias"), ("Disentangled", "trimmed"), ("Spec", "encoder_embeddings"),
+        ("GroupedAttention", "value_norm"), ("Dense", "sparsity"), ("Router", "norm"),
+        ("Router", "expert_scale"), ("Layer", "stored_scale"), ("Stack", "altup"),
+        ("Embeddings", "per_layer"),
         ("Spec", "encoder"), ("Spec", "max_context"), ("Stack", "final_norm"),
     ]:  # fmt: skip
         assert len(seen[owner, field]) == 2, (owner, field)

@@ -12,10 +12,11 @@ from typing import Any
 from msgspec.structs import replace
 
 from scantling.arith import Dim, Num, ceil_div, minimum
-from scantling.ops import attention, feedforward, linear, recurrent, stem
+from scantling.ops import attention, augmented, feedforward, linear, recurrent, stem
 from scantling.ops.op import PARTS, Cache, Op, Part, Tensor, visible_pairs
 from scantling.ops.site import Site
 from scantling.spec import (
+    AltUp,
     Block,
     Branch,
     ChannelMix,
@@ -28,12 +29,14 @@ from scantling.spec import (
     HyperConnections,
     KimiDelta,
     LatentAttention,
+    Laurel,
     Layer,
     LinearAttention,
     Mamba1,
     Mamba2,
     MixtureOfDepths,
     Norm,
+    PerLayerInput,
     Projection,
     RgLru,
     Rwkv,
@@ -56,6 +59,8 @@ MODULES: dict[type, Callable[[Any, Site], Iterator[Op]]] = {
     RgLru: recurrent.rg_lru,
     ShortConv: recurrent.short_conv,
     TokenConv: stem.token_conv,
+    Laurel: augmented.laurel,
+    PerLayerInput: augmented.per_layer_input,
     Projection: feedforward.projection,
     Dense: feedforward.dense,
     ChannelMix: feedforward.channel_mix,
@@ -154,6 +159,8 @@ def _embed(spec: Spec, e: Embeddings, site: Site, *, shared: bool = False) -> It
         yield site.matmul("project_in", "other", outs, width, bias=e.project_bias)
     if e.norm is not None and e.norm_last:
         yield site.norm("embedding_norm", e.norm, spec.d_model)
+    if e.per_layer is not None:
+        yield from augmented.per_layer_tables(e.per_layer, spec.n_layer, site)
 
 
 def _head(spec: Spec, site: Site) -> Iterator[Op]:
@@ -183,18 +190,23 @@ def _head(spec: Spec, site: Site) -> Iterator[Op]:
 
 def _stack(stack: Stack, name: str, site: Site) -> Iterator[Op]:
     occurrences = stack.occurrences()
+    top = replace(site, path=name)
+    if stack.altup is not None:
+        yield from augmented.streams(stack.altup, "altup_make", top)
     seen = False  # T5 and DeBERTa keep relative positions once a stack
     for layer in stack.kinds:
         if layer.name not in occurrences:
             continue
         times = occurrences[layer.name]
         place = replace(site, path=f"{name}.{layer.name}", times=times, copies=times)
-        for op in _layer(layer, place):
+        for op in _layer(layer, stack.altup, place):
             relative = any(_once(t) for t in op.tensors)
             yield _first_layer_only(op, seen) if relative else op
             seen = seen or relative
+    if stack.altup is not None:
+        yield from augmented.streams(stack.altup, "altup_merge", top)
     if stack.final_norm is not None:
-        yield replace(site, path=name).norm("final_norm", stack.final_norm, site.width)
+        yield top.norm("final_norm", stack.final_norm, site.width)
 
 
 def _once(t: Tensor) -> bool:
@@ -213,10 +225,27 @@ def _first_layer_only(op: Op, seen: bool) -> Op:
     return replace(op, tensors=tuple(found))
 
 
-def _layer(layer: Layer, site: Site) -> Iterator[Op]:
-    names: dict[str, int] = {}
-    for block in layer.blocks:
-        yield from _block(block, [_unique(branch.name, names) for branch in block.branches], site)
+def _layer(layer: Layer, altup: AltUp | None, site: Site) -> Iterator[Op]:
+    seen: dict[str, int] = {}
+    names = [[_unique(branch.name, seen) for branch in block.branches] for block in layer.blocks]
+    corrected = _corrected_before(layer)
+    if altup is not None:
+        yield from augmented.predict(altup, replace(site, path=f"{site.path}.altup_predict"))
+    for i, own in enumerate([*names, []]):
+        if altup is not None and i == corrected:
+            yield from augmented.correct(altup, replace(site, path=f"{site.path}.altup_correct"))
+        if own:
+            yield from _block(layer.blocks[i], own, site)
+    if layer.stored_scale:
+        last = replace(site, path=f"{site.path}.{names[-1][0]}")
+        scale = last.tensor("layer_scale", "other", 1, buffer=True)
+        yield last.light("elementwise", "layer_scale", "other", site.width, (scale,))
+
+
+def _corrected_before(layer: Layer) -> int:
+    """The block before which AltUp corrects: per-layer embeddings join the corrected streams."""
+    last = layer.blocks[-1].branches[0].module
+    return len(layer.blocks) - isinstance(last, PerLayerInput)
 
 
 def _unique(name: str, seen: dict[str, int]) -> str:

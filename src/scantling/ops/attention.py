@@ -39,6 +39,9 @@ def grouped(a: GroupedAttention, site: Site) -> Iterator[Op]:
         yield qk_norm(a.qk_norm, "q_norm", a.n_head, a.d_head, site)
         if not a.shares_kv:
             yield qk_norm(a.qk_norm, "k_norm", a.n_kv_head, a.d_head, site)
+    if a.value_norm is not None and not a.shares_kv:
+        heads, width = a.n_kv_head, _d_value(a)
+        yield site.norm("v_norm", a.value_norm, width, "attention", heads=heads)
     if isinstance(a.position, Disentangled):
         yield from _disentangled(a, a.position, width, site)
     yield _core(a, site)
@@ -72,7 +75,7 @@ def _core(a: GroupedAttention, site: Site) -> Op:
     keys = site.source if a.cross else site.keys
     limit = _limit(a.span)
     key, value = a.n_kv_head * a.d_head, a.n_kv_head * _d_value(a)
-    per_token = key if a.key_is_value else key + value
+    per_token = key if a.key_is_value and a.value_norm is None else key + value
     cache = None
     if a.cross and not a.shares_kv:
         cache = Cache(state=per_token * site.source, copies=site.times)  # type: ignore[arg-type]

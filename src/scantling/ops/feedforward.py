@@ -63,6 +63,8 @@ def experts(f: Experts, site: Site) -> Iterator[Op]:
     Each token passes ``top_k`` experts, so a product over m tokens runs ``top_k`` times; the
     tensors say among how many experts those are spread.
     """
+    if f.router.norm is not None:
+        yield site.norm("router_norm", f.router.norm, site.width, "router")
     router = site.matmul("router", "router", (("router", f.n_expert),), site.width,
                          bias=f.router.bias)  # fmt: skip
     yield router
@@ -71,6 +73,9 @@ def experts(f: Experts, site: Site) -> Iterator[Op]:
         part: Part = "router" if buffer else "ffn"
         bias = site.tensor("router_correction", part, f.n_expert, buffer=buffer)
         yield site.light("elementwise", "router_correction", part, f.n_expert, (bias,))
+    if f.router.expert_scale:
+        scale = site.tensor("router_expert_scale", "router", f.n_expert)
+        yield site.light("elementwise", "router_expert_scale", "router", f.top_k, (scale,))
     inner = site.width if f.d_latent is None else f.d_latent
     if f.d_latent is not None:
         yield site.matmul("latent_down", "ffn", (("latent_down", inner),), site.width,

@@ -158,7 +158,8 @@ def _outer_stage(path: str, group: list[Op], batch: int) -> Stage:
         first: Any = group[0]
         into = (batch, length, first.k if first.kind == "matmul" else first.n)
     elif word == "embedding":
-        out = (batch, length, max(op.n for op in group))
+        wide = [op.n for op in group if ".per_layer_" not in op.name]  # those are no stream
+        out = (batch, length, max(wide))
     return Stage(path, word, "", 1, into, out, tuple(group))
 
 
@@ -183,7 +184,8 @@ def _words(group: list[Op], module: Any) -> Iterator[Word]:
     word: Word = "norm"
     after_core = started = False
     for op in group:
-        if op.kind == "matmul" and op.part in FEEDFORWARD and not op.name.endswith("depth_router"):
+        of_stream = op.name.endswith(("depth_router", "stream_router"))
+        if op.kind == "matmul" and op.part in FEEDFORWARD and not of_stream:
             started = True
             word = "experts" if op.part != "ffn" else word if word == "experts" else "ffn"
         elif op.kind in {"attention", "scan"}:

@@ -15,6 +15,7 @@ from scantling.spec.model import (
     Embeddings,
     Head,
     LearnedPosition,
+    PerLayerTables,
     Run,
     Spec,
     Stack,
@@ -23,7 +24,7 @@ from scantling.spec.model import (
 from scantling.spec.vary import WRAPPERS
 
 STRUCTS: tuple[type[Struct], ...] = (
-    Spec, Stack, Run, Embeddings, Head, LearnedPosition, Audio, Transform,
+    Spec, Stack, Run, Embeddings, Head, LearnedPosition, Audio, Transform, PerLayerTables,
     *(v for v in vars(modules).values() if isinstance(v, type) and issubclass(v, Struct)),
 )  # fmt: skip
 ALL_FIELDS = {name for struct in STRUCTS for name in struct.__struct_fields__}

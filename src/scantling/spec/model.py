@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from scantling.arith import Dim
-from scantling.spec.modules import Layer, Norm
+from scantling.spec.modules import AltUp, Layer, Norm
 
 
 class Run(Struct, frozen=True, forbid_unknown_fields=True):
@@ -35,6 +35,8 @@ class Stack(Struct, frozen=True, forbid_unknown_fields=True):
     kinds: tuple[Layer, ...]
     layout: tuple[Run, ...]
     final_norm: Norm | None = Norm()
+    altup: AltUp | None = None
+    """The stream is n streams around every layer (Gemma 3n)."""
 
     @property
     def n_layer(self) -> Dim:
@@ -85,6 +87,17 @@ class Audio(Struct, frozen=True, forbid_unknown_fields=True):
     d_conv: Dim = 3
 
 
+class PerLayerTables(Struct, frozen=True, forbid_unknown_fields=True):
+    """An embedding of each token for each layer, read by ``PerLayerInput`` (Gemma 3n, Gemma 4).
+
+    The embedding of the token is projected to as many numbers, normed, and added to it.
+    """
+
+    rows: Dim
+    d_per_layer: Dim
+    norm: Norm = Norm()
+
+
 class Embeddings(Struct, frozen=True, forbid_unknown_fields=True):
     """Token embedding and what is added to it before the first layer."""
 
@@ -99,6 +112,7 @@ class Embeddings(Struct, frozen=True, forbid_unknown_fields=True):
     """The norm comes after the projection (DeBERTa), not before it (ALBERT, ELECTRA)."""
     audio: Audio | None = None
     """Frames of sound are read, not tokens; positions are then as many as the encoder sees."""
+    per_layer: PerLayerTables | None = None
 
 
 class Transform(Struct, frozen=True, forbid_unknown_fields=True):

@@ -142,6 +142,9 @@ class GroupedAttention(Struct, frozen=True, tag="attention", forbid_unknown_fiel
     """Width of the input where it is not ``d_model`` (Zamba concatenates two)."""
     adapter_rank: Dim | None = None
     """Rank of the low-rank addition to q, k and v that each use of shared weights has (Zamba 2)."""
+    value_norm: Norm | None = None
+    """On each value head (Gemma 3n, Gemma 4); what ``key_is_value`` projects once is then kept
+    twice."""
 
 
 class Indexer(Struct, frozen=True, tag="indexer", forbid_unknown_fields=True):
@@ -275,6 +278,26 @@ class Projection(Struct, frozen=True, tag="projection", forbid_unknown_fields=Tr
     """One matrix of the stream's width (Zamba, behind its shared block); counts as other."""
 
 
+class Laurel(Struct, frozen=True, tag="laurel", forbid_unknown_fields=True):
+    """Learned augmented residual, beside attention (Gemma 3n): two matrices through a low rank.
+
+    Its input is added to its output, and the sum of the block is divided by sqrt 2.
+    """
+
+    rank: Dim
+
+
+class PerLayerInput(Struct, frozen=True, tag="per_layer", forbid_unknown_fields=True):
+    """A layer's own embedding of the token enters the stream, gated by the stream (Gemma 3n).
+
+    Down to ``d_per_layer``, activation, times the embedding, up; under AltUp it is added to the
+    streams that the layer does not work on. The tables are ``Embeddings.per_layer``.
+    """
+
+    d_per_layer: Dim
+    activation: str = "gelu_pytorch_tanh"
+
+
 Mixer: TypeAlias = (
     GroupedAttention
     | LatentAttention
@@ -288,6 +311,8 @@ Mixer: TypeAlias = (
     | ShortConv
     | TokenConv
     | Projection
+    | Laurel
+    | PerLayerInput
 )
 
 
@@ -308,6 +333,8 @@ class Dense(Struct, frozen=True, tag="dense", forbid_unknown_fields=True):
     """The shared expert of a type whose config routes to none (Granite 4 dense): counted there."""
     adapter_rank: Dim | None = None
     """Rank of the low-rank addition to the up product that each use of shared weights has."""
+    sparsity: float = 0.0
+    """Share of the gate that a cut-off at its own mean and deviation sets to 0 (Gemma 3n)."""
 
 
 class ChannelMix(Struct, frozen=True, tag="channel_mix", forbid_unknown_fields=True):
@@ -334,6 +361,10 @@ class Router(Struct, frozen=True, tag="router", forbid_unknown_fields=True):
     """A load-balancing bias: a buffer (DeepSeek-V3), or a parameter of the FFN (AFMoE)."""
     n_expert_group: Dim | None = None
     top_k_group: Dim | None = None
+    norm: Norm | None = None
+    """Its own, on the stream, in place of the experts' (Gemma 4); counts as router."""
+    expert_scale: bool = False
+    """One learned factor per expert on its weight (Gemma 4); counts as router."""
 
 
 class Experts(Struct, frozen=True, tag="experts", forbid_unknown_fields=True):
@@ -431,3 +462,17 @@ class Layer(Struct, frozen=True, forbid_unknown_fields=True):
 
     name: str
     blocks: tuple[Block, ...]
+    stored_scale: bool = False
+    """One factor on the stream behind the layer, a buffer of the checkpoint (Gemma 4)."""
+
+
+class AltUp(Struct, frozen=True, tag="altup", forbid_unknown_fields=True):
+    """Alternating updates (Baykal et al. 2023): n streams, of which a layer works on the first.
+
+    Before each layer all streams are predicted from one another, after it they are corrected by
+    what the layer changed; a small router says how. Matrices make the streams and merge them.
+    """
+
+    n_stream: Dim
+    norm: Norm = Norm()
+    """Before the router."""

@@ -129,6 +129,7 @@ def check(spec: Spec) -> Spec:
         stack = getattr(spec, stack_name)
         if stack is not None:
             _check_layout(stack, stack_name)
+            _check_per_layer(spec, stack, stack_name)
     for path, node in nodes(spec):
         for relation in RELATIONS:
             if isinstance(node, relation.of) and not relation.holds(node):
@@ -150,6 +151,18 @@ def _check_layout(stack: Stack, name: str) -> None:
                 raise FieldError(f"{name}.layout", kind, f"must be one of the kinds {known}")
         if not run.pattern:
             raise FieldError(f"{name}.layout", None, "has a run without a pattern")
+
+
+def _check_per_layer(spec: Spec, stack: Stack, name: str) -> None:
+    """What a layer reads of the per-layer tables is as wide as they are."""
+    tables = spec.embeddings.per_layer
+    for path, node in nodes(stack, name):
+        if isinstance(node, m.PerLayerInput):
+            if tables is None:
+                raise FieldError(path, None, "needs embeddings.per_layer")
+            if node.d_per_layer != tables.d_per_layer:
+                rule = f"must be {tables.d_per_layer} as in embeddings.per_layer"
+                raise FieldError(f"{path}.d_per_layer", node.d_per_layer, rule)
 
 
 def masks(spec: Spec) -> Iterator[tuple[str, NDArray[np.bool_]]]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from scantling.formats.hf import encoders, fields
+from scantling.formats.hf import encoders, fields, layered
 from scantling.spec import Spec
 
 
@@ -24,5 +24,6 @@ class Assembler(Struct, frozen=True):
 ASSEMBLERS: dict[str, Assembler] = {
     "decoder": Assembler(fields.Fields, fields.to_spec, fields.from_spec),
     "encoder": Assembler(encoders.Fields, encoders.to_spec, encoders.from_spec),
+    "layered": Assembler(layered.Fields, layered.to_spec, layered.from_spec),
 }
 """By the name of the base table in the tables of model types."""

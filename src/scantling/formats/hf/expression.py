@@ -100,6 +100,29 @@ def unrolled(runs: Sequence[Any]) -> list[str]:
         raise FieldError("attention_types", runs, "must be runs of [kinds, times]") from error
 
 
+def spread(value: Any, n: int) -> list[Any]:
+    """A list over the layers, from one value for all or the list itself.
+
+    Example:
+        >>> spread(64, 2), spread([64, 32], 2)
+        ([64, 64], [64, 32])
+    """
+    return value if isinstance(value, list) else [value] * n
+
+
+def of_layer(entries: dict[str, Any], i: int, key: str, default: Any) -> Any:
+    """A value of one layer from entries by number, or the default of all layers.
+
+    Example:
+        >>> of_layer({"1": {"head_dim": 512}}, 1, "head_dim", 256), of_layer({}, 0, "head_dim", 256)
+        (512, 256)
+    """
+    entry = entries.get(str(i), {})
+    if not isinstance(entry, dict):
+        raise FieldError(f"per_layer_config.{i}", entry, "must be an object")
+    return entry.get(key, default)
+
+
 def pick(settings: dict[str, Any] | None, key: str, default: Any) -> Any:
     """A value of a nested object, or a default where it is missing."""
     return (settings or {}).get(key, default)
@@ -111,7 +134,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "dict": dict,
     "len": len, "max": max, "min": min, "pattern_of": pattern_of, "last_word": last_word,
     "pick": pick, "unrolled": unrolled, "round_up": round_up, "ceil_div": ceil_div, "str": str,
-    "enumerate": enumerate,
+    "enumerate": enumerate, "spread": spread, "of_layer": of_layer,
 }  # fmt: skip
 
 

@@ -166,6 +166,8 @@ def _classic_rope(config: dict[str, Any]) -> dict[str, Any]:
             flat.setdefault(key, nested.pop(key))
     if nested.get("rope_type", "default") != "default":
         flat.setdefault("rope_scaling", nested)
+    else:
+        flat.setdefault("rope_scaling", None)  # said to be plain, whatever the class's default
     return flat
 
 

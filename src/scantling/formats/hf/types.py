@@ -26,6 +26,8 @@ class ModelType(Struct, frozen=True):
     """The words a list of names may hold, by key, where they are not the usual ones."""
     assemble: str = "decoder"
     """The base table of its fields, and the assembler that makes a spec of them."""
+    nested_rope: bool = False
+    """The class reads ``rope_parameters`` by kind of layer only, so they are written that way."""
     remote: bool = False
     """The class is not in transformers: it comes with the checkpoint."""
     requires: str = "True"
@@ -39,7 +41,8 @@ class ModelType(Struct, frozen=True):
         return spelled if key in spelled else [*spelled, key]
 
 
-FILES = ("hf_types.toml", "hf_decoders.toml", "hf_encoders.toml", "hf_hybrids.toml")
+FILES = ("hf_types.toml", "hf_decoders.toml", "hf_encoders.toml", "hf_hybrids.toml",
+         "hf_layered.toml")  # fmt: skip
 
 
 @functools.cache
@@ -89,6 +92,7 @@ def _model_type(name: str) -> ModelType:
         write={**write, **own.pop("write", {})}, words={**base.words, **own.pop("words", {})},
         requires=own.pop("requires", base.requires), supports=own.pop("supports", base.supports),
         assemble=assemble, remote=own.pop("remote", base.remote),
+        nested_rope=own.pop("nested_rope", base.nested_rope),
         expressions={**(base.expressions or fields), **own},
     )  # fmt: skip
     unknown = set(own) - set(fields)

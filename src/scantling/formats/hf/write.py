@@ -91,4 +91,14 @@ def _write_as(kind: ModelType, fields: Any) -> dict[str, Any] | None:
     except TypeError:  # it compares what this model does not have
         return None
     config["torch_dtype"] = "bfloat16"
+    return _nested_rope(config) if kind.nested_rope else config
+
+
+def _nested_rope(config: dict[str, Any]) -> dict[str, Any]:
+    """The rotary keys by kind of layer, for classes that read them in no other place."""
+    full = dict(config.pop("rope_scaling", None) or {"rope_type": "default"})
+    for key in ("rope_theta", "partial_rotary_factor"):
+        full[key] = config.pop(key)
+    local = {"rope_type": "default", "rope_theta": config.pop("rope_local_base_freq")}
+    config["rope_parameters"] = {"full_attention": full, "sliding_attention": local}
     return config
