@@ -63,14 +63,18 @@ def experts(f: Experts, site: Site) -> Iterator[Op]:
     Each token passes ``top_k`` experts, so a product over m tokens runs ``top_k`` times; the
     tensors say among how many experts those are spread.
     """
-    router = site.matmul("router", "router", (("router", f.n_expert),), site.width,
+    known = f.n_expert if f.n_zero is None else f.n_expert + f.n_zero
+    router = site.matmul("router", "router", (("router", known),), site.width,
                          bias=f.router.bias)  # fmt: skip
     yield router
+    if f.router.hashed:
+        table = site.tensor("router_table", "router", site.vocab, f.top_k, buffer=True)
+        yield site.light("lookup", "router_table", "router", f.top_k, (table,))
     if f.router.correction is not None:
         buffer = f.router.correction == "buffer"
         part: Part = "router" if buffer else "ffn"
-        bias = site.tensor("router_correction", part, f.n_expert, buffer=buffer)
-        yield site.light("elementwise", "router_correction", part, f.n_expert, (bias,))
+        bias = site.tensor("router_correction", part, known, buffer=buffer)
+        yield site.light("elementwise", "router_correction", part, known, (bias,))
     inner = site.width if f.d_latent is None else f.d_latent
     if f.d_latent is not None:
         yield site.matmul("latent_down", "ffn", (("latent_down", inner),), site.width,

@@ -142,6 +142,20 @@ class GroupedAttention(Struct, frozen=True, tag="attention", forbid_unknown_fiel
     """Width of the input where it is not ``d_model`` (Zamba concatenates two)."""
     adapter_rank: Dim | None = None
     """Rank of the low-rank addition to q, k and v that each use of shared weights has (Zamba 2)."""
+    selector: BlockSelector | None = None
+
+
+class BlockSelector(Struct, frozen=True, tag="block_selector", forbid_unknown_fields=True):
+    """MiniMax-M3's sparse selector: small heads choose blocks of keys for each query."""
+
+    n_index_head: Dim
+    d_index: Dim
+    index_block: Dim
+    index_top_k: Dim
+    """Blocks a query reads."""
+    n_local_block: int = 1
+    """How many of them are those just before the query, whatever their scores."""
+    norm: Norm = Norm()
 
 
 class Indexer(Struct, frozen=True, tag="indexer", forbid_unknown_fields=True):
@@ -171,6 +185,29 @@ class LatentAttention(Struct, frozen=True, tag="latent", forbid_unknown_fields=T
     gate: bool = False
     """A sigmoid gate on the output, one value per head (Ling 2.5)."""
     scale: float | None = None
+
+
+class CompressedAttention(Struct, frozen=True, tag="compressed", forbid_unknown_fields=True):
+    """DeepSeek-V4: queries through a narrow width, one vector as key and value of all heads.
+
+    Each query sees a window and, with ``compress``, one entry for every so many tokens.
+    """
+
+    n_head: Dim
+    d_head: Dim
+    q_rank: Dim
+    n_out_group: Dim
+    """Groups of heads, each with its own projection to ``out_rank`` before the last one."""
+    out_rank: Dim
+    window: Dim
+    compress: Dim | None = None
+    """Tokens an entry stands for."""
+    overlap: bool = False
+    """An entry is made of two stretches, and has two vectors a token to be made of."""
+    indexer: Indexer | None = None
+    """Chooses the entries a query reads; it scores entries of its own."""
+    norm: Norm = Norm()
+    position: Position = None
 
 
 # ---------------------------------------------------------------- recurrent mixers
@@ -278,6 +315,7 @@ class Projection(Struct, frozen=True, tag="projection", forbid_unknown_fields=Tr
 Mixer: TypeAlias = (
     GroupedAttention
     | LatentAttention
+    | CompressedAttention
     | LinearAttention
     | GatedDelta
     | KimiDelta
@@ -328,12 +366,14 @@ class SharedExpert(Struct, frozen=True, tag="shared", forbid_unknown_fields=True
 class Router(Struct, frozen=True, tag="router", forbid_unknown_fields=True):
     """One logit per expert from the hidden state."""
 
-    scoring: Literal["softmax", "sigmoid"] = "softmax"
+    scoring: Literal["softmax", "sigmoid", "sqrtsoftplus"] = "softmax"
     bias: bool = False
     correction: Literal["buffer", "parameter"] | None = None
     """A load-balancing bias: a buffer (DeepSeek-V3), or a parameter of the FFN (AFMoE)."""
     n_expert_group: Dim | None = None
     top_k_group: Dim | None = None
+    hashed: bool = False
+    """A table says which experts each token of the vocabulary passes; logits only weigh them."""
 
 
 class Experts(Struct, frozen=True, tag="experts", forbid_unknown_fields=True):
@@ -350,6 +390,11 @@ class Experts(Struct, frozen=True, tag="experts", forbid_unknown_fields=True):
     d_latent: Dim | None = None
     """Width the experts work in where it is not ``d_model``."""
     latent_bias: bool = False
+    n_zero: Dim | None = None
+    """Experts beside them that hand back their input: the router knows them, they cost nothing.
+    Counts take ``top_k`` of the others, the most that a token can pass."""
+    delayed: bool = False
+    """The output joins the stream one layer later (LongCat's shortcut)."""
 
 
 FeedForward: TypeAlias = Dense | ChannelMix | Experts
@@ -375,6 +420,9 @@ class HyperConnections(Struct, frozen=True, tag="hyper", forbid_unknown_fields=T
 
     n_stream: Dim
     dynamic: bool = True
+    constrained: bool = False
+    """One product of all streams gives every weight, and the mix of streams is made doubly
+    stochastic; a last mix makes one stream before the final norm (DeepSeek-V4)."""
 
 
 class MixtureOfDepths(Struct, frozen=True, tag="mod", forbid_unknown_fields=True):
@@ -411,7 +459,8 @@ class Branch(Struct, frozen=True, forbid_unknown_fields=True):
             return "ffn"
         if isinstance(module, GroupedAttention) and module.cross:
             return "cross_attention"
-        return "attention" if isinstance(module, GroupedAttention | LatentAttention) else "mixer"
+        attention = GroupedAttention | LatentAttention | CompressedAttention
+        return "attention" if isinstance(module, attention) else "mixer"
 
 
 class Block(Struct, frozen=True, forbid_unknown_fields=True):

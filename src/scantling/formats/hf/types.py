@@ -39,7 +39,8 @@ class ModelType(Struct, frozen=True):
         return spelled if key in spelled else [*spelled, key]
 
 
-FILES = ("hf_types.toml", "hf_decoders.toml", "hf_encoders.toml", "hf_hybrids.toml")
+FILES = ("hf_types.toml", "hf_decoders.toml", "hf_encoders.toml", "hf_hybrids.toml",
+         "hf_latent.toml")  # fmt: skip
 
 
 @functools.cache
