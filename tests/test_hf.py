@@ -373,7 +373,7 @@ def test_more_experts_a_token_than_there_are_is_refused():
 
 @pytest.mark.parametrize(
     ("name", "near"),
-    [("lama", "llama"), ("qwen3-moe", "qwen3_moe"), ("deepseek_v4", "deepseek_v3")],
+    [("lama", "llama"), ("qwen3-moe", "qwen3_moe"), ("deepseek_v33", "deepseek_v3")],
 )
 def test_an_unknown_model_type_is_answered_with_the_nearest(name, near):
     with pytest.raises(UnknownNameError, match=f"{name} is not known; did you mean .*{near}"):

@@ -17,6 +17,7 @@ from scantling.spec import (
     RELATIONS,
     Block,
     Branch,
+    CompressedAttention,
     Dense,
     Experts,
     GatedDelta,
@@ -90,6 +91,8 @@ def test_an_error_names_the_field_its_value_the_relation_with_numbers_and_what_i
 BAD = [
     (replace(ATTENTION, n_kv_head=3), "n_kv_head", 3, "must divide n_head 8", "use 2 or 4"),
     (replace(ATTENTION, n_kv_head=16), "n_kv_head", 16, "must divide n_head 8", "use 8"),
+    (CompressedAttention(8, 16, 8, 3, 4, 8), "n_out_group", 3, "must divide n_head 8",
+     "use 2 or 4"),
     (Experts(8, 9, 32), "top_k", 9, "must be at most n_expert 8", ""),
     (Experts(8, 2, 32, router=Router(n_expert_group=4, top_k_group=5)), "top_k_group", 5,
      "must be at most n_expert_group 4", ""),

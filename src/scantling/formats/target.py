@@ -106,6 +106,8 @@ def refuse_beyond(spec: Spec, grammar: Grammar, target: str) -> None:
             name = type(node).__name__
             raise FieldError(path or "spec", name, f"cannot be said in {target}")
         known = said.split()
+        if isinstance(node, Router) and node.scoring not in {"softmax", "sigmoid"}:
+            raise FieldError(f"{path}.scoring", node.scoring, f"cannot be said in {target}")
         for field in msgspec.structs.fields(type(node)):
             value = getattr(node, field.name)
             if field.name not in known and value != default_of(field):

@@ -12,7 +12,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from scantling.arith import Dim, Num, ceil_div, minimum
-from scantling.ops import attention, augmented, feedforward, linear, recurrent, stem
+from scantling.ops import attention, augmented, compressed, feedforward, linear, recurrent, stem
 from scantling.ops.op import PARTS, Cache, Op, Part, Tensor, visible_pairs
 from scantling.ops.site import Site
 from scantling.spec import (
@@ -20,6 +20,7 @@ from scantling.spec import (
     Block,
     Branch,
     ChannelMix,
+    CompressedAttention,
     Dense,
     Embeddings,
     Experts,
@@ -50,6 +51,7 @@ from scantling.spec import (
 MODULES: dict[type, Callable[[Any, Site], Iterator[Op]]] = {
     GroupedAttention: attention.grouped,
     LatentAttention: attention.latent,
+    CompressedAttention: compressed.compressed,
     LinearAttention: linear.linear,
     GatedDelta: linear.gated_delta,
     KimiDelta: linear.kimi_delta,
@@ -106,7 +108,7 @@ def _forward(spec: Spec, w: Workload) -> Iterator[Op]:
     source = _source(spec, w)
     top = Site(
         path="model", width=spec.d_model, times=1, copies=1, phase=w.phase, batch=w.batch,
-        queries=w.new_tokens, keys=w.context, source=source,
+        queries=w.new_tokens, keys=w.context, source=source, vocab=spec.vocab_size,
     )  # fmt: skip
     if spec.encoder is not None and w.phase != "decode":
         encoder, own = replace(top, queries=source, keys=source), spec.encoder_embeddings
@@ -205,8 +207,21 @@ def _stack(stack: Stack, name: str, site: Site) -> Iterator[Op]:
             seen = seen or relative
     if stack.altup is not None:
         yield from augmented.streams(stack.altup, "altup_merge", top)
+    streams = _streams(stack)
+    if streams is not None:
+        yield from compressed.merge(streams, replace(site, path=name))
     if stack.final_norm is not None:
         yield top.norm("final_norm", stack.final_norm, site.width)
+
+
+def _streams(stack: Stack) -> Dim | None:
+    """Residual streams that a last mix makes one of."""
+    for layer in stack.kinds:
+        for block in layer.blocks:
+            residual = block.residual
+            if isinstance(residual, HyperConnections) and residual.constrained:
+                return residual.n_stream
+    return None
 
 
 def _once(t: Tensor) -> bool:
@@ -269,7 +284,10 @@ def _block(block: Block, names: list[str], site: Site) -> Iterator[Op]:
             site, queries=ceil_div(queries, 1000), keys=ceil_div(keys, 1000), permille=share
         )
         outer = replace(site, path=outer.path)
-    if isinstance(residual, HyperConnections):
+    if isinstance(residual, HyperConnections) and residual.constrained:
+        feeds = all(branch.name == "ffn" for branch in block.branches)
+        yield from compressed.hyper(residual, "ffn" if feeds else "attention", outer)
+    elif isinstance(residual, HyperConnections):
         yield from _hyper(residual, outer)
     if block.pre is not None:
         yield outer.norm("pre_norm", block.pre, _read_width(block.branches, site))

@@ -10,6 +10,7 @@ from scantling.arith import Dim, Num, minimum, wide
 from scantling.ops.op import Cache, Op, Part, chunked_pairs, symmetric_pairs, visible_pairs
 from scantling.ops.site import Site
 from scantling.spec import (
+    BlockSelector,
     Chunk,
     Disentangled,
     Full,
@@ -44,6 +45,8 @@ def grouped(a: GroupedAttention, site: Site) -> Iterator[Op]:
         yield site.norm("v_norm", a.value_norm, width, "attention", heads=heads)
     if isinstance(a.position, Disentangled):
         yield from _disentangled(a, a.position, width, site)
+    if a.selector is not None:
+        yield from _selector(a.selector, width, site)
     yield _core(a, site)
     value = a.n_head * _d_value(a)
     if a.out_norm is not None:
@@ -74,6 +77,10 @@ def _core(a: GroupedAttention, site: Site) -> Op:
     """Scores, their sinks and biases, and the weighted values; with the cache they leave."""
     keys = site.source if a.cross else site.keys
     limit = _limit(a.span)
+    sees = limit
+    if a.selector is not None:  # each query reads the blocks its selector chose
+        sees = a.selector.index_top_k * a.selector.index_block
+        sees = sees if limit is None else minimum(sees, limit)
     key, value = a.n_kv_head * a.d_head, a.n_kv_head * _d_value(a)
     per_token = key if a.key_is_value and a.value_norm is None else key + value
     cache = None
@@ -89,7 +96,7 @@ def _core(a: GroupedAttention, site: Site) -> Op:
     return Op(
         name=f"{site.path}.core", kind="attention", part="attention", m=site.queries, n=keys,
         k=k, repeat=site.times * (a.n_head * site.batch), tensors=tuple(extra), times=site.times,
-        visible=_visible(a, site, keys, limit), cache=cache, elements=k,
+        visible=_visible(a, site, keys, sees), cache=cache, elements=k,
     )  # fmt: skip
 
 
@@ -137,6 +144,21 @@ def qk_norm(norm: QKNorm, name: str, heads: Dim, d_head: Dim, site: Site) -> Op:
     if norm.scope == "head":
         return site.norm(name, norm.norm, d_head, "attention", heads=heads)
     return site.norm(name, norm.norm, heads * d_head, "attention")
+
+
+def _selector(s: BlockSelector, width: Dim, site: Site) -> Iterator[Op]:
+    """Scores of all keys, of which each block keeps its highest (MiniMax-M3); keys are cached."""
+    outs = (("index_q", s.n_index_head * s.d_index), ("index_k", s.d_index))
+    yield site.matmul("index", "attention", outs, width)
+    yield site.norm("index_q_norm", s.norm, s.d_index, "attention", heads=s.n_index_head)
+    yield site.norm("index_k_norm", s.norm, s.d_index, "attention")
+    yield Op(
+        name=f"{site.path}.index_scores", kind="attention", part="attention", m=site.queries,
+        n=site.keys, k=s.d_index, repeat=site.times * (s.n_index_head * site.batch),
+        visible=visible_pairs(site.queries, site.keys, None, causal=True),  # type: ignore[arg-type]
+        times=site.times, elements=s.d_index,
+        cache=Cache(per_token=s.d_index, copies=site.times, permille=site.permille),
+    )  # fmt: skip
 
 
 def _limit(span: Full | Window | Chunk) -> Dim | None:

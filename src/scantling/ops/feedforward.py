@@ -65,14 +65,18 @@ def experts(f: Experts, site: Site) -> Iterator[Op]:
     """
     if f.router.norm is not None:
         yield site.norm("router_norm", f.router.norm, site.width, "router")
-    router = site.matmul("router", "router", (("router", f.n_expert),), site.width,
+    known = f.n_expert if f.n_zero is None else f.n_expert + f.n_zero
+    router = site.matmul("router", "router", (("router", known),), site.width,
                          bias=f.router.bias)  # fmt: skip
     yield router
+    if f.router.hashed:
+        table = site.tensor("router_table", "router", site.vocab, f.top_k, buffer=True)
+        yield site.light("lookup", "router_table", "router", f.top_k, (table,))
     if f.router.correction is not None:
         buffer = f.router.correction == "buffer"
         part: Part = "router" if buffer else "ffn"
-        bias = site.tensor("router_correction", part, f.n_expert, buffer=buffer)
-        yield site.light("elementwise", "router_correction", part, f.n_expert, (bias,))
+        bias = site.tensor("router_correction", part, known, buffer=buffer)
+        yield site.light("elementwise", "router_correction", part, known, (bias,))
     if f.router.expert_scale:
         scale = site.tensor("router_expert_scale", "router", f.n_expert)
         yield site.light("elementwise", "router_expert_scale", "router", f.top_k, (scale,))

@@ -66,6 +66,8 @@ class Cache(Struct, frozen=True, kw_only=True):
     """Layers that keep one."""
     permille: Dim = 1000
     """Share of the tokens that reach the layer (mixture of depths)."""
+    stride: Dim = 1
+    """Tokens that share one entry (compressed attention); a part of them has none yet."""
 
     def held(self, context: Dim) -> Num:
         """Elements a sequence of this length needs: windowed layers hold min(S, window)."""
@@ -80,7 +82,7 @@ class Cache(Struct, frozen=True, kw_only=True):
         return self._size(round_up(self._reaching(context), page))
 
     def _reaching(self, context: Dim) -> Dim:
-        return ceil_div(context * self.permille, 1000)
+        return ceil_div(context * self.permille, 1000) // self.stride
 
     def _size(self, tokens: Dim) -> Num:
         return product(self.per_token, tokens, self.copies) + product(self.state, self.copies)

@@ -30,6 +30,8 @@ class Site(Struct, frozen=True):
     """Encoder tokens of one sequence, for cross attention."""
     permille: Dim = 1000
     """Share of the tokens that reach the module."""
+    vocab: Dim = 0
+    """Rows of the token table, for what is looked up by token."""
 
     @property
     def rows(self) -> Num:

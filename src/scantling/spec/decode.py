@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Struct
 
 from scantling.errors import FieldError, nearest
-from scantling.spec import modules
+from scantling.spec import modules, positions
 from scantling.spec.model import (
     Audio,
     Embeddings,
@@ -25,7 +25,8 @@ from scantling.spec.vary import WRAPPERS
 
 STRUCTS: tuple[type[Struct], ...] = (
     Spec, Stack, Run, Embeddings, Head, LearnedPosition, Audio, Transform, PerLayerTables,
-    *(v for v in vars(modules).values() if isinstance(v, type) and issubclass(v, Struct)),
+    *(v for part in (positions, modules) for v in vars(part).values()
+      if isinstance(v, type) and issubclass(v, Struct)),
 )  # fmt: skip
 ALL_FIELDS = {name for struct in STRUCTS for name in struct.__struct_fields__}
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from msgspec import Struct
 
 from scantling.arith import Dim
-from scantling.spec.modules import AltUp, Layer, Norm
+from scantling.spec.modules import AltUp, Layer
+from scantling.spec.positions import Norm
 
 
 class Run(Struct, frozen=True, forbid_unknown_fields=True):

@@ -13,86 +13,12 @@ from typing import Literal, TypeAlias
 from msgspec import Struct
 
 from scantling.arith import Dim
-
-# ---------------------------------------------------------------- norms and positions
-
-
-class Norm(Struct, frozen=True, tag="norm", forbid_unknown_fields=True):
-    """A normalisation over a width w: w scales and w biases, as far as it has them.
-
-    RMSNorm has a scale; LayerNorm usually both; OLMo-1 neither; MPT and Cohere no bias.
-    """
-
-    kind: Literal["rms", "layer"] = "rms"
-    scale: bool = True
-    bias: bool = False
-
-
-class Rope(Struct, frozen=True, tag="rope", forbid_unknown_fields=True):
-    """Rotary position on a fraction of each head. No parameters."""
-
-    theta: float = 10000.0
-    fraction: float = 1.0
-    scaling: tuple[tuple[str, Setting], ...] | None = None
-    """Context extension, as (name, value) pairs: kind, factor, original_context, …"""
-
-
-Setting: TypeAlias = bool | int | float | str | tuple[float, ...] | None
-
-
-class Alibi(Struct, frozen=True, tag="alibi", forbid_unknown_fields=True):
-    """Linear bias by distance. No parameters."""
-
-
-class RelativeBias(Struct, frozen=True, tag="relative", forbid_unknown_fields=True):
-    """T5: one learned bias per bucket and head, in the first layer of a stack only."""
-
-    n_bucket: Dim = 32
-    each_layer: bool = False
-    """Every layer has its own (UMT5)."""
-
-
-class Disentangled(Struct, frozen=True, tag="disentangled", forbid_unknown_fields=True):
-    """DeBERTa: scores between contents and a table of relative positions, one a stack.
-
-    The table passes the projections of queries and keys in every layer.
-    """
-
-    n_relative: Dim
-    """Rows of the table: both directions."""
-    norm: Norm | None = None
-    """On the table."""
-    content_to_position: bool = True
-    position_to_content: bool = True
-    shared: bool = False
-    """Positions use the projections of the contents; else they have their own."""
-    key_bias: bool = True
-    """Their own key projection has a bias."""
-    trimmed: bool = False
-    """Only the rows within reach of the context are projected (DeBERTa-v1)."""
-
-
-Position: TypeAlias = Rope | Alibi | RelativeBias | Disentangled | None
-
-
-class Full(Struct, frozen=True, tag="full", forbid_unknown_fields=True):
-    """Each query sees every earlier position."""
-
-
-class Window(Struct, frozen=True, tag="window", forbid_unknown_fields=True):
-    """Each query sees the last ``window`` positions, itself included."""
-
-    window: Dim
-
-
-class Chunk(Struct, frozen=True, tag="chunk", forbid_unknown_fields=True):
-    """Each query sees the positions of its own chunk (Llama 4)."""
-
-    chunk: Dim
-
-
-Span: TypeAlias = Full | Window | Chunk
-
+from scantling.spec.positions import (
+    Full,
+    Norm,
+    Position,
+    Span,
+)
 
 # ---------------------------------------------------------------- attention
 
@@ -145,6 +71,20 @@ class GroupedAttention(Struct, frozen=True, tag="attention", forbid_unknown_fiel
     value_norm: Norm | None = None
     """On each value head (Gemma 3n, Gemma 4); what ``key_is_value`` projects once is then kept
     twice."""
+    selector: BlockSelector | None = None
+
+
+class BlockSelector(Struct, frozen=True, tag="block_selector", forbid_unknown_fields=True):
+    """MiniMax-M3's sparse selector: small heads choose blocks of keys for each query."""
+
+    n_index_head: Dim
+    d_index: Dim
+    index_block: Dim
+    index_top_k: Dim
+    """Blocks a query reads."""
+    n_local_block: int = 1
+    """How many of them are those just before the query, whatever their scores."""
+    norm: Norm = Norm()
 
 
 class Indexer(Struct, frozen=True, tag="indexer", forbid_unknown_fields=True):
@@ -174,6 +114,29 @@ class LatentAttention(Struct, frozen=True, tag="latent", forbid_unknown_fields=T
     gate: bool = False
     """A sigmoid gate on the output, one value per head (Ling 2.5)."""
     scale: float | None = None
+
+
+class CompressedAttention(Struct, frozen=True, tag="compressed", forbid_unknown_fields=True):
+    """DeepSeek-V4: queries through a narrow width, one vector as key and value of all heads.
+
+    Each query sees a window and, with ``compress``, one entry for every so many tokens.
+    """
+
+    n_head: Dim
+    d_head: Dim
+    q_rank: Dim
+    n_out_group: Dim
+    """Groups of heads, each with its own projection to ``out_rank`` before the last one."""
+    out_rank: Dim
+    window: Dim
+    compress: Dim | None = None
+    """Tokens an entry stands for."""
+    overlap: bool = False
+    """An entry is made of two stretches, and has two vectors a token to be made of."""
+    indexer: Indexer | None = None
+    """Chooses the entries a query reads; it scores entries of its own."""
+    norm: Norm = Norm()
+    position: Position = None
 
 
 # ---------------------------------------------------------------- recurrent mixers
@@ -301,6 +264,7 @@ class PerLayerInput(Struct, frozen=True, tag="per_layer", forbid_unknown_fields=
 Mixer: TypeAlias = (
     GroupedAttention
     | LatentAttention
+    | CompressedAttention
     | LinearAttention
     | GatedDelta
     | KimiDelta
@@ -355,7 +319,7 @@ class SharedExpert(Struct, frozen=True, tag="shared", forbid_unknown_fields=True
 class Router(Struct, frozen=True, tag="router", forbid_unknown_fields=True):
     """One logit per expert from the hidden state."""
 
-    scoring: Literal["softmax", "sigmoid"] = "softmax"
+    scoring: Literal["softmax", "sigmoid", "sqrtsoftplus"] = "softmax"
     bias: bool = False
     correction: Literal["buffer", "parameter"] | None = None
     """A load-balancing bias: a buffer (DeepSeek-V3), or a parameter of the FFN (AFMoE)."""
@@ -365,6 +329,8 @@ class Router(Struct, frozen=True, tag="router", forbid_unknown_fields=True):
     """Its own, on the stream, in place of the experts' (Gemma 4); counts as router."""
     expert_scale: bool = False
     """One learned factor per expert on its weight (Gemma 4); counts as router."""
+    hashed: bool = False
+    """A table says which experts each token of the vocabulary passes; logits only weigh them."""
 
 
 class Experts(Struct, frozen=True, tag="experts", forbid_unknown_fields=True):
@@ -381,6 +347,11 @@ class Experts(Struct, frozen=True, tag="experts", forbid_unknown_fields=True):
     d_latent: Dim | None = None
     """Width the experts work in where it is not ``d_model``."""
     latent_bias: bool = False
+    n_zero: Dim | None = None
+    """Experts beside them that hand back their input: the router knows them, they cost nothing.
+    Counts take ``top_k`` of the others, the most that a token can pass."""
+    delayed: bool = False
+    """The output joins the stream one layer later (LongCat's shortcut)."""
 
 
 FeedForward: TypeAlias = Dense | ChannelMix | Experts
@@ -406,6 +377,9 @@ class HyperConnections(Struct, frozen=True, tag="hyper", forbid_unknown_fields=T
 
     n_stream: Dim
     dynamic: bool = True
+    constrained: bool = False
+    """One product of all streams gives every weight, and the mix of streams is made doubly
+    stochastic; a last mix makes one stream before the final norm (DeepSeek-V4)."""
 
 
 class MixtureOfDepths(Struct, frozen=True, tag="mod", forbid_unknown_fields=True):
@@ -442,7 +416,8 @@ class Branch(Struct, frozen=True, forbid_unknown_fields=True):
             return "ffn"
         if isinstance(module, GroupedAttention) and module.cross:
             return "cross_attention"
-        return "attention" if isinstance(module, GroupedAttention | LatentAttention) else "mixer"
+        attention = GroupedAttention | LatentAttention | CompressedAttention
+        return "attention" if isinstance(module, attention) else "mixer"
 
 
 class Block(Struct, frozen=True, forbid_unknown_fields=True):

@@ -62,6 +62,12 @@ RELATIONS: tuple[Relation, ...] = (
         lambda a: near_divisors(a.n_head, a.n_kv_head),
     ),
     Relation(
+        m.CompressedAttention, "n_out_group", "groups divide heads",
+        lambda a: a.n_head % a.n_out_group == 0,
+        lambda a: f"must divide n_head {a.n_head}",
+        lambda a: near_divisors(a.n_head, a.n_out_group),
+    ),
+    Relation(
         m.Experts, "top_k", "top_k within experts",
         lambda e: e.top_k <= e.n_expert,
         lambda e: f"must be at most n_expert {e.n_expert}",

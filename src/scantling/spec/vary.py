@@ -18,7 +18,12 @@ from msgspec.structs import replace
 from scantling.arith import Dim
 from scantling.errors import FieldError, nearest
 from scantling.spec.model import Run, Spec, Stack
-from scantling.spec.modules import Block, GroupedAttention, LatentAttention, Layer
+from scantling.spec.modules import (
+    Block,
+    GroupedAttention,
+    LatentAttention,
+    Layer,
+)
 
 Change = int | bool | Any
 

@@ -9,8 +9,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from scantling.arith import Dim
-from scantling.formats.hf.fields import freeze, thaw
-from scantling.formats.hf.layout import squeeze
+from scantling.formats.hf.layout import freeze, squeeze, thaw
 from scantling.spec import (
     Audio,
     Block,

@@ -10,6 +10,7 @@ from typing import Any
 
 from scantling.arith import ceil_div, round_up
 from scantling.errors import FieldError
+from scantling.formats.hf.layout import freeze, thaw
 from scantling.spec.relations import near_divisors
 
 ALLOWED = (
@@ -128,13 +129,24 @@ def pick(settings: dict[str, Any] | None, key: str, default: Any) -> Any:
     return (settings or {}).get(key, default)
 
 
+def pairs(settings: dict[str, Any] | None) -> tuple[tuple[str, Any], ...] | None:
+    """Settings as sorted pairs, as a spec keeps them; ``unpaired`` is the way back.
+
+    Example:
+        >>> pairs({"type": "yarn", "factor": 4.0})
+        (('factor', 4.0), ('type', 'yarn'))
+    """
+    return None if settings is None else freeze(settings)
+
+
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "exact": exact, "window_of": window_of, "named": named, "over": over, "first": first,
     "spacing": spacing, "layer_names": layer_names, "range": range, "bool": bool, "int": int,
     "dict": dict,
     "len": len, "max": max, "min": min, "pattern_of": pattern_of, "last_word": last_word,
     "pick": pick, "unrolled": unrolled, "round_up": round_up, "ceil_div": ceil_div, "str": str,
-    "enumerate": enumerate, "spread": spread, "of_layer": of_layer,
+    "enumerate": enumerate, "spread": spread, "of_layer": of_layer, "pairs": pairs,
+    "unpaired": thaw,
 }  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from scantling.arith import Dim
 from scantling.errors import FieldError
-from scantling.formats.hf.layout import squeeze
+from scantling.formats.hf.layout import freeze, squeeze, thaw
 from scantling.spec import (
     Alibi,
     Block,
@@ -26,6 +26,7 @@ from scantling.spec import (
     GroupedAttention,
     Handed,
     Head,
+    HyperConnections,
     Indexer,
     LatentAttention,
     Layer,
@@ -35,6 +36,7 @@ from scantling.spec import (
     Plain,
     Projection,
     QKNorm,
+    Residual,
     Rope,
     Router,
     SharedExpert,
@@ -72,6 +74,7 @@ class Fields(Struct, kw_only=True, forbid_unknown_fields=True):
     final_norm: bool
     block: Literal["serial", "shared", "own"]
     residual_scale: float
+    n_stream: Dim | None
     n_head: Dim
     n_kv_head: Dim
     d_head: Dim
@@ -113,7 +116,9 @@ class Fields(Struct, kw_only=True, forbid_unknown_fields=True):
     d_expert: Dim | None
     expert_bias: bool
     router_bias: bool
-    scoring: Literal["softmax", "sigmoid"]
+    n_zero: Dim | None
+    delayed: bool
+    scoring: Literal["softmax", "sigmoid", "sqrtsoftplus"]
     correction: Literal["buffer", "parameter"] | None
     n_expert_group: Dim | None
     top_k_group: Dim | None
@@ -133,7 +138,7 @@ class Fields(Struct, kw_only=True, forbid_unknown_fields=True):
     def needed(self) -> list[str]:
         """Fields that must not be null, given the others."""
         found = []
-        uses = set(_ffn_words(self))
+        uses = {word for words in _ffn_words(self) for word in _words(words)} - set(self.mixers)
         if "dense" in uses:
             found.append("d_ff")
         if "experts" in uses:
@@ -228,7 +233,10 @@ def _kind_names(keys: list[Key]) -> dict[Key, str]:
 
 
 def _layer(name: str, f: Fields, key: Key) -> Layer:
-    norm, residual = f.stream_norm(), Plain(f.residual_scale)
+    norm = f.stream_norm()
+    residual: Residual = Plain(f.residual_scale)
+    if f.n_stream is not None:
+        residual = HyperConnections(f.n_stream, constrained=True)
     mixers, ffns = _branches(f, key, key.mixer), _branches(f, key, key.ffn)
     if f.block != "serial":
         own = norm if f.block == "own" else None
@@ -312,19 +320,8 @@ def _feedforward(f: Fields, sparse: bool) -> FeedForward:
     return Experts(
         n_expert=f.n_expert, top_k=f.top_k, d_expert=f.d_expert, gated=f.gated,  # type: ignore[arg-type]
         activation=f.activation, bias=f.expert_bias, router=router, shared=shared,
+        n_zero=f.n_zero, delayed=f.delayed,
     )  # fmt: skip
-
-
-def freeze(settings: dict[str, Any]) -> tuple[tuple[str, Any], ...]:
-    """A dictionary of settings as sorted pairs, so that a spec stays hashable."""
-    return tuple((k, tuple(v) if isinstance(v, list) else v) for k, v in sorted(settings.items()))
-
-
-def thaw(settings: tuple[tuple[str, Any], ...] | None) -> dict[str, Any] | None:
-    """The way back from ``freeze``."""
-    if settings is None:
-        return None
-    return {k: list(v) if isinstance(v, tuple) else v for k, v in settings}
 
 
 def from_spec(spec: Spec) -> Fields | None:
@@ -360,9 +357,10 @@ def _modules(kind: Layer) -> list[Mixer | FeedForward]:
 
 
 def _wide(layers: list[list[Mixer | FeedForward]]) -> dict[str, Mixer]:
-    """Attention that reads more than the stream, which no other field can say (Zamba)."""
+    """Attention that no other field can say: it reads more than the stream, or has a selector."""
     found = [m for ms in layers for m in ms if isinstance(m, GroupedAttention)]
-    return {} if not found or found[0].d_input is None else {"attention": found[0]}
+    own = bool(found) and found[0].d_input is not None
+    return {"attention": found[0]} if own or any(m.selector for m in found) else {}
 
 
 def _copies(layers: list[Layer]) -> dict[str, Dim]:
@@ -426,6 +424,7 @@ def _block_values(layer: Layer) -> dict[str, Any]:
         "block": form, "norms": norms, "norm": norm.kind, "norm_scale": norm.scale,
         "norm_bias": norm.bias,
         "residual_scale": residual.scale if isinstance(residual, Plain) else 1.0,
+        "n_stream": residual.n_stream if isinstance(residual, HyperConnections) else None,
     }  # fmt: skip
 
 
@@ -488,6 +487,8 @@ def _feedforward_values(feedforwards: list[Any]) -> dict[str, Any]:
         "top_k": None if moe is None else moe.top_k,
         "d_expert": None if moe is None else moe.d_expert,
         "expert_bias": moe is not None and moe.bias,
+        "n_zero": None if moe is None else moe.n_zero,
+        "delayed": moe is not None and moe.delayed,
         "router_bias": router.bias, "scoring": router.scoring, "correction": router.correction,
         "n_expert_group": router.n_expert_group, "top_k_group": router.top_k_group,
         "d_shared": None if shared is None else shared.d_shared,

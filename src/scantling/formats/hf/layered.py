@@ -13,8 +13,7 @@ from msgspec import Struct
 
 from scantling.arith import Dim
 from scantling.errors import FieldError
-from scantling.formats.hf.fields import freeze, thaw
-from scantling.formats.hf.layout import squeeze
+from scantling.formats.hf.layout import freeze, squeeze, thaw
 from scantling.spec import (
     AltUp,
     Block,

@@ -1,8 +1,9 @@
-"""A list of layer kinds as few runs."""
+"""A list of layer kinds as few runs, and a dictionary of settings as pairs."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 from scantling.arith import Dim
 from scantling.spec import Run
@@ -43,3 +44,15 @@ def _equal_runs(kinds: Sequence[str]) -> list[Run]:
         else:
             runs.append(Run((kind,), 1))
     return runs
+
+
+def freeze(settings: dict[str, Any]) -> tuple[tuple[str, Any], ...]:
+    """A dictionary of settings as sorted pairs, so that a spec stays hashable."""
+    return tuple((k, tuple(v) if isinstance(v, list) else v) for k, v in sorted(settings.items()))
+
+
+def thaw(settings: Iterable[tuple[str, Any]] | None) -> dict[str, Any] | None:
+    """The way back from ``freeze``."""
+    if settings is None:
+        return None
+    return {k: list(v) if isinstance(v, tuple) else v for k, v in settings}

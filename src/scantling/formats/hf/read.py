@@ -160,6 +160,13 @@ def _classic_rope(config: dict[str, Any]) -> dict[str, Any]:
         if "rope_theta" in local:
             flat.setdefault("rope_local_base_freq", local["rope_theta"])
         nested = nested["full_attention"]
+    elif isinstance(nested.get("compress"), dict):  # DeepSeek-V4: by what a layer remembers
+        main = nested.get("main")
+        if isinstance(main, dict) and "rope_theta" in main:
+            flat.setdefault("rope_theta", main["rope_theta"])
+        nested = dict(nested["compress"])
+        if "rope_theta" in nested:
+            flat.setdefault("compress_rope_theta", nested.pop("rope_theta"))
     nested = dict(nested)
     for key in ("rope_theta", "partial_rotary_factor"):
         if key in nested:
@@ -296,8 +303,10 @@ def _check_lists(f: Any, values: dict[str, Any], notes: list[str]) -> None:
         flags = getattr(f, field)
         if isinstance(flags, list) and len(flags) != f.n_layer:
             named = ("layer_types", "no_rope_layers", "moe_layers", "mlp_layer_types",
-                     "layers_block_type")  # fmt: skip
+                     "layers_block_type", "compress_ratios")  # fmt: skip
             same = [k for k in named if values.get(k) and len(values[k]) == len(flags)]
+            same += [k for k, v in values.items() if isinstance(v, dict) for x in v.values()
+                     if isinstance(x, list) and len(x) == len(flags)]  # fmt: skip
             key = same[0] if same else field
             if len(flags) < f.n_layer:
                 what = f"has {len(flags)} entries for {f.n_layer} layers"

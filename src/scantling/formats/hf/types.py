@@ -42,7 +42,7 @@ class ModelType(Struct, frozen=True):
 
 
 FILES = ("hf_types.toml", "hf_decoders.toml", "hf_encoders.toml", "hf_hybrids.toml",
-         "hf_layered.toml")  # fmt: skip
+         "hf_layered.toml", "hf_latent.toml")  # fmt: skip
 
 
 @functools.cache
