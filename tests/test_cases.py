@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from case_files import CASES, holds, read
 from scantling import catalog
@@ -40,6 +41,7 @@ from scantling.spec import (
     Run,
     Spec,
     Stack,
+    Window,
     kv_dtype_bytes,
     kv_dtype_name,
     vary,
@@ -89,7 +91,8 @@ def by_fields(one: Case) -> Answers:
         except FieldError:
             return of_config(config)
         return of_config(config) | of_text(spec) | of_model(one, spec, config)
-    spec = of_arch(given.get("arch", {}))
+    arch = given.get("arch", {})
+    spec = whole(arch) if one["kind"] == "params" else of_arch(arch)
     return {} if spec is None else of_model(one, spec, {})
 
 
@@ -164,6 +167,8 @@ def cache_answer(one: Case, key: str, unit: str, spec: Spec) -> float | None:
         return None
     if known_dtype(dtype):
         return in_unit(kv_of(one, spec, dtype), unit)
+    if re.search(r"unabsorb|without_absorb|expanded", key):
+        return float(cache.expanded_bytes - cache.state_bytes) / UNITS[unit]
     if re.search(r"reserv|alloc|no_swa|no_window|full_length", key):
         return float(cache.allocated_bytes - cache.state_bytes) / UNITS[unit]
     return in_unit(cache, unit) if re.search(r"^kv|ideal|swa|window|cache", key) else None
@@ -239,6 +244,17 @@ def of_text(spec: Spec) -> Answers:
     }  # fmt: skip
 
 
+def whole(arch: dict[str, Any]) -> Spec | None:
+    """A LLaMA of the neutral names, where they say all that its count needs."""
+    keys = {"d_model": "hidden_size", "n_layers": "num_hidden_layers", "ffn": "intermediate_size",
+            "n_heads": "num_attention_heads", "vocab": "vocab_size"}  # fmt: skip
+    more = {"n_kv_heads": "num_key_value_heads", "head_dim": "head_dim",
+            "tied": "tie_word_embeddings"}  # fmt: skip
+    if not keys.keys() <= arch.keys() <= keys.keys() | more.keys():
+        return None
+    return read({"model_type": "llama", **{(keys | more)[k]: v for k, v in arch.items()}})
+
+
 def of_arch(arch: dict[str, Any]) -> Spec | None:
     """A decoder of the neutral names; what a cache needs not may be left out."""
     if "n_layers" not in arch:
@@ -253,7 +269,12 @@ def of_arch(arch: dict[str, Any]) -> Spec | None:
     else:
         return None
     layers: dict[str, tuple[Mixer, int]] = {"full": (mixer, full)}
-    if arch["n_layers"] != full:
+    local = arch.get("sliding_layers")
+    if local is not None and isinstance(mixer, GroupedAttention):
+        window = Window(arch.get("sliding_window", arch.get("window")))
+        layers["full"] = (mixer, arch["n_layers"] - local)
+        layers["local"] = (replace(mixer, span=window), local)
+    elif arch["n_layers"] != full:
         layers["linear"] = (LinearAttention(16, 128), arch["n_layers"] - full)
     return decoder(arch, layers)
 
