@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from scantling.costs.count import flops, kv_cache, parameters
+from scantling.costs.cache import kv_cache
+from scantling.costs.count import flops, parameters
 from scantling.errors import FieldError
 from scantling.formats import hf
 from scantling.ops import tensors

@@ -10,33 +10,26 @@ from __future__ import annotations
 import csv
 import functools
 import json
-import math
 import random
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from case_files import case, holds, read
 from scantling import catalog
-from scantling.costs.count import flops, forward_flops, kv_cache, parameters
-from scantling.errors import FieldError, UnknownNameError
+from scantling.costs.cache import kv_cache
+from scantling.costs.count import flops, forward_flops, parameters
+from scantling.errors import FieldError
 from scantling.formats import hf
 from scantling.ops import PARTS, operators, tensors, visible_pairs
 from scantling.spec import (
-    Block,
-    Branch,
-    Dense,
     Full,
     GroupedAttention,
     LatentAttention,
     Layer,
-    LinearAttention,
-    Mixer,
-    Norm,
     Rope,
-    Run,
     Spec,
-    Stack,
     Workload,
     vary,
 )
@@ -44,7 +37,6 @@ from scantling.spec import (
 SHARED = Path(__file__).parents[2] / "shared"
 CONFIGS = SHARED / "data" / "configs"
 TABLE = SHARED / "data" / "configs_truth.csv"
-CASES = SHARED / "cases"
 
 COLUMNS = {
     "embedding": "embedding_params",
@@ -755,255 +747,6 @@ def test_inside_its_window_a_layer_keeps_every_token():
 
 
 # ---------------------------------------------------------------- cases met in public
-
-
-def case(name: str) -> dict[str, Any]:
-    """One case by its id."""
-    found = sorted(CASES.glob(f"{name}-*.json"))
-    if not found:
-        pytest.skip(f"{CASES} is not here: the cases are kept beside the project")
-    return json.loads(found[0].read_text("utf-8"))
-
-
-def holds(one: dict[str, Any], **answers: Any) -> None:
-    """Each answer is what the case expects, within its tolerance."""
-    for key, found in answers.items():
-        wanted = one["expected"][key]
-        if isinstance(wanted, dict):
-            assert math.isclose(found, wanted["value"], rel_tol=wanted["rtol"]), key
-        else:
-            assert found == wanted, key
-
-
-def read(config: dict[str, Any]) -> Spec:
-    """The spec of a case's config; a pattern told in words is the class's own."""
-    told = {k: v for k, v in config.items() if not (k == "layer_types" and isinstance(v, str))}
-    return hf.read(told).spec
-
-
-def decoder(d_model: int, layers: dict[str, tuple[Mixer, int]]) -> Spec:
-    """A decoder of named layers with a mixer each, for cases that give only a cache's shape."""
-    kinds = tuple(
-        Layer(name, (Block((Branch(module),)), Block((Branch(Dense(d_model)),))))
-        for name, (module, _) in layers.items()
-    )
-    runs = tuple(Run((name,), n) for name, (_, n) in layers.items())
-    return Spec(d_model=d_model, vocab_size=1000, decoder=Stack(kinds, runs))
-
-
-Q8_0 = 34 / 32
-"""Bytes of an element in llama.cpp's q8_0: 32 of them and a 2-byte scale."""
-
-
-def elements(spec: Spec, context: int) -> float:
-    """Numbers in the growing cache of one sequence."""
-    cache = kv_cache(spec, context=context, kv_dtype="bf16")
-    return (cache.bytes - cache.state_bytes) / 2
-
-
-def test_case_kv_01_half_the_bytes_half_the_cache():
-    one = case("kv-01")
-    a = one["input"]["arch"]
-    attention = GroupedAttention(a["n_heads"], a["n_kv_heads"], a["head_dim"])
-    spec = decoder(a["d_model"], {"layer": (attention, a["n_layers"])})
-    mib = {
-        dtype: kv_cache(spec, context=one["input"]["ctx"], kv_dtype=dtype).bytes / 2**20
-        for dtype in ("fp16", "fp32")
-    }
-    holds(one, f16=mib["fp16"], f32=mib["fp32"])
-
-
-def test_case_kv_02_the_latent_cache_in_q8_0():
-    one = case("kv-02")
-    spec = read(one["input"]["hf_config"])
-    holds(one, kv=elements(spec, one["input"]["ctx"]) * Q8_0 / 2**20)
-
-
-def test_case_kv_04_a_cache_in_q8_0():
-    one = case("kv-04")
-    a = one["input"]["arch"]
-    attention = GroupedAttention(32, a["n_kv_heads"], a["head_dim"])
-    spec = decoder(4096, {"layer": (attention, a["n_layers"])})
-    holds(one, kv=elements(spec, one["input"]["ctx"]) * Q8_0 / 2**20)
-
-
-def test_case_kv_06_the_latent_is_kept_once():
-    one = case("kv-06")
-    spec = read(one["input"]["hf_config"])
-    holds(one, bytes_per_token=kv_cache(spec).bytes_per_token)
-    assert kv_cache(spec).bytes_per_token != one["expected"]["merged_formula_gives"]["value"]
-
-
-def test_case_kv_07_the_head_width_is_read_and_not_derived():
-    one = case("kv-07")
-    configs = one["input"]["hf_configs"]
-    found = {name: kv_cache(read(config)).bytes_per_token for name, config in configs.items()}
-    holds(one, **found)
-
-
-def test_case_kv_09_below_the_window_every_layer_stores_the_token():
-    one = case("kv-09")
-    cache = kv_cache(read(one["input"]["hf_config"]), context=one["input"]["max_len"])
-    assert cache.bytes == cache.bytes_per_token
-    tokens = int(5.38 * 2**30 / cache.bytes_per_token)
-    holds(one, bytes_per_token_all_layers=cache.bytes_per_token, tokens_in_5_38_GiB=tokens)
-
-
-def test_case_kv_10_both_the_ideal_and_what_an_engine_reserves():
-    one = case("kv-10")
-    given = one["input"]
-    cache = kv_cache(read(given["hf_config"]), given["batch"], given["ctx"])
-    holds(one, ideal=cache.bytes / 2**30, full_reservation=cache.allocated_bytes / 2**30)
-
-
-def test_case_kv_12_five_windows_to_one_full_layer():
-    one = case("kv-12")
-    cache = kv_cache(read(one["input"]["hf_config"]), context=one["input"]["ctx"])
-    ideal, full = cache.bytes / 2**30, cache.allocated_bytes / 2**30
-    holds(one, no_swa=full, swa_ideal=ideal, ratio=full / ideal)
-
-
-def test_case_kv_14_parameters_are_no_proxy_for_a_cache():
-    one = case("kv-14")
-    gib = {
-        name: kv_cache(catalog.model(name), context=32_768, kv_dtype="fp16").bytes / 2**30
-        for name in ("qwen3-coder-30b-a3b", "llama-2-13b")
-    }
-    holds(one, qwen3_coder_30b=gib["qwen3-coder-30b-a3b"], llama2_13b=gib["llama-2-13b"])
-
-
-def test_case_kv_15_linear_layers_do_not_grow():
-    one = case("kv-15")
-    a, context = one["input"]["arch"], one["input"]["ctx"]
-    attention = GroupedAttention(16, a["n_kv_heads"], a["head_dim"])
-    linear = LinearAttention(16, 128)
-    layers = {
-        "linear": (linear, a["linear_layers"]),
-        "full": (attention, a["full_attention_layers"]),
-    }
-    hybrid = decoder(4096, layers)
-    everywhere = decoder(4096, {"full": (attention, a["n_layers"])})
-    gib = [elements(spec, context) * Q8_0 / 2**30 for spec in (hybrid, everywhere)]
-    holds(one, kv=gib[0], all_layers=gib[1], overcount=gib[1] - gib[0])
-    assert kv_cache(hybrid).state_bytes > 0
-
-
-def test_case_kv_17_only_the_latent_layers_store_a_token():
-    one = case("kv-17")
-    a = one["input"]["arch"]
-    latent = LatentAttention(64, a["kv_lora_rank"], 128, a["qk_rope_head_dim"], 128)
-    layers = {
-        "kda": (LinearAttention(64, 128), a["kda_layers"]),
-        "mla": (latent, a["mla_layers"]),
-    }
-    holds(one, bytes_per_token=kv_cache(decoder(7168, layers)).bytes_per_token)
-
-
-def test_case_kv_18_one_layer_in_four_has_a_cache():
-    one = case("kv-18")
-    c = one["input"]["hf_config"]
-    attention = GroupedAttention(
-        c["num_attention_heads"], c["num_key_value_heads"], c["head_dim"]
-    )  # fmt: skip
-    interval, n_layer = c["full_attention_interval"], c["num_hidden_layers"]
-    pattern = (*["linear"] * (interval - 1), "full")
-    kinds = tuple(
-        Layer(name, (Block((Branch(module),)), Block((Branch(Dense(512)),))))
-        for name, module in (("linear", LinearAttention(16, 128)), ("full", attention))
-    )
-    spec = Spec(d_model=2048, vocab_size=1000, decoder=Stack(kinds, (Run(pattern, n_layer),)))
-    kv_layers = spec.decoder.occurrences()["full"]
-    holds(one, kv_layers=kv_layers, bytes_per_token=kv_cache(spec).bytes_per_token)
-
-
-def test_case_kv_20_an_attention_we_do_not_know_is_refused():
-    """No number is better than 2 L K h for a layer that compresses what it keeps."""
-    one = case("kv-20")
-    assert one["expected"]["generic_is_valid"] is False
-    with pytest.raises(UnknownNameError, match="deepseek_v4 is not known; did you mean deepseek"):
-        read(one["input"]["hf_config"])
-
-
-def test_case_pa_01_a_tied_head_adds_nothing():
-    one = case("pa-01")
-    spec = read(one["input"]["hf_config"])
-    counted = parameters(spec)
-    shared = next(t for t in tensors(spec) if t.alias is not None)
-    naive = counted.total + shared.size()
-    holds(one, total_unique=counted.total, lm_head_shared=shared.size(), naive_sum=naive)
-    assert counted.lm_head == 0
-
-
-def test_case_pa_03_untying_the_head_adds_a_table():
-    """Norms without parameters, two FFN matrices; the case has 3 scalars a layer on top."""
-    one = case("pa-03")
-    a = one["input"]["arch"]
-    norm = Norm("rms", scale=False)
-    attention = GroupedAttention(6, 6, 128)
-    feedforward = Dense(a["ffn"], gated=False)
-    blocks = tuple(Block((Branch(m),), pre=norm) for m in (attention, feedforward))
-    stack = Stack((Layer("layer", blocks),), (Run(("layer",), a["n_layers"]),), norm)
-    spec = Spec(d_model=a["d_model"], vocab_size=a["vocab"], decoder=stack)
-    scalars = a["extra_scalars_per_layer"] * a["n_layers"]
-    holds(
-        one,
-        total=parameters(spec).total + scalars,
-        total_tied=parameters(vary(spec, tied=True)).total + scalars,
-    )
-
-
-def test_case_pa_05_biases_and_norms_of_heads_count():
-    one = case("pa-05")
-    configs = one["input"]["hf_configs"]
-    holds(one, **{name: parameters(read(config)).total for name, config in configs.items()})
-
-
-def test_case_pa_06_all_experts_are_loaded_and_two_are_used():
-    one = case("pa-06")
-    counted = parameters(read(one["input"]["hf_config"]))
-    holds(one, total=counted.total, active_per_token=counted.active)
-
-
-def test_case_pa_08_the_prediction_module_is_no_layer():
-    one = case("pa-08")
-    imported = hf.read(one["input"]["hf_config"])
-    counted = parameters(imported.spec)
-    holds(
-        one,
-        main_total=counted.total,
-        active_per_token=counted.active,
-        main_layers=imported.spec.n_layer,
-    )
-    assert imported.n_mtp == 1
-
-
-def test_case_pa_10_packing_does_not_change_the_count():
-    one = case("pa-10")
-    holds(one, logical_params=parameters(read(one["input"]["hf_config"])).total)
-
-
-@pytest.mark.parametrize("name", ["pa-13", "cf-08"])
-def test_a_case_with_one_total(name):
-    """pa-13: metadata says 333,312 for a 7B. cf-08: 4 D in a gated FFN makes 8.85B of LLaMA-7B."""
-    one = case(name)
-    holds(one, total=parameters(read(one["input"]["hf_config"])).total)
-
-
-def test_case_pa_15_the_paper_table_does_not_make_8b():
-    one = case("pa-15")
-    spec = read(one["input"]["hf_config"])
-    holds(
-        one,
-        total_with_6144=parameters(spec).total,
-        total_with_14336=parameters(vary(spec, d_ff=14336)).total,
-    )
-
-
-def test_case_pa_17_a_tied_head_still_multiplies():
-    one = case("pa-17")
-    spec = read(one["input"]["hf_config"])
-    last = next(op for op in operators(spec) if op.part == "lm_head")
-    holds(one, total=parameters(spec).total, lm_head_flops_per_token_fwd=last.flops())
 
 
 def by_kind(spec: Spec, workload: Workload, convention: str = "full") -> tuple[float, float]:

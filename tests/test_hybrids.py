@@ -7,7 +7,8 @@ import random
 import pytest
 from msgspec.structs import replace
 
-from scantling.costs.count import flops, forward_flops, kv_cache, parameters
+from scantling.costs.cache import kv_cache
+from scantling.costs.count import flops, forward_flops, parameters
 from scantling.errors import FieldError
 from scantling.formats import hf
 from scantling.ops import operators, tensors

@@ -13,7 +13,8 @@ from msgspec.structs import replace
 
 import random_specs
 from scantling.arith import ceil_div, maximum, minimum, round_up
-from scantling.costs.count import PARTS, forward_flops, kv_cache, parameters, solve_width
+from scantling.costs.cache import kv_cache
+from scantling.costs.count import PARTS, forward_flops, parameters, solve_width
 from scantling.costs.features import features
 from scantling.costs.time import total_time
 from scantling.formats.hf.fields import squeeze

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scantling.costs.count import kv_cache, parameters
+from scantling.costs.cache import kv_cache
+from scantling.costs.count import parameters
 from scantling.costs.estimate import decode_time, training_time
 from scantling.costs.features import features
 from scantling.errors import FieldError

@@ -13,10 +13,13 @@ from msgspec.structs import replace
 
 from scantling.errors import FieldError, UnknownNameError
 from scantling.formats import checkpoint as checkpoints
-from scantling.formats import hf, hub
+from scantling.formats import declared, hf, hub
 from scantling.formats.json_file import parse_object, read_object
 from scantling.sources import read_data
 from scantling.spec import Spec, has
+
+TOWERS = ("vision_config", "audio_config", "speech_config")
+"""Keys of a multimodal config that hold a model of something else than text."""
 
 
 class Named(Struct, frozen=True):
@@ -38,6 +41,8 @@ class Loaded(Struct, frozen=True):
     model_type: str
     notes: tuple[str, ...] = ()
     n_mtp: int = 0
+    towers: tuple[str, ...] = ()
+    """Parts of a multimodal config beside the text, which is all that is counted."""
     checkpoint: checkpoints.Checkpoint | None = None
 
 
@@ -142,7 +147,13 @@ def _from_checkpoint(found: checkpoints.Checkpoint) -> Loaded:
 
 def _from_config(config: dict[str, Any], name: str, notes: list[str]) -> Loaded:
     read = hf.read(config)
-    return Loaded(name, read.spec, read.model_type, (*notes, *read.notes), read.n_mtp)
+    towers = tuple(k for k in TOWERS if isinstance(config.get(k), dict))
+    notes = [*notes, *read.notes]
+    packed = declared.quantized(config)
+    if packed is not None:
+        bits = "" if packed.bits is None else f", {packed.bits} bits"
+        notes.append(f"quantised ({packed.method}{bits}): counts are of the weights unpacked")
+    return Loaded(name, read.spec, read.model_type, tuple(notes), read.n_mtp, towers)
 
 
 @functools.cache

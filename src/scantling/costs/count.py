@@ -1,4 +1,4 @@
-"""Counts: parameters, FLOPs, caches. Folds over the operators, exact on one spec.
+"""Counts: parameters and FLOPs. Folds over the operators, exact on one spec.
 
 Conventions: parameters are unique (a tied tensor once), without buffers. FLOPs count 2 per
 multiply-add; see ``forward_flops``.
@@ -14,7 +14,7 @@ from msgspec import Struct
 from scantling.arith import Dim, Num, maximum, product
 from scantling.errors import FieldError
 from scantling.ops import PARTS, Op, Tensor, operators, tensors
-from scantling.spec import Spec, Workload, dtype_bytes, vary
+from scantling.spec import Spec, Workload, vary
 
 Convention = Literal["full", "unpadded", "causal", "palm"]
 CONVENTIONS: dict[str, str] = {
@@ -144,48 +144,6 @@ def flops(
     )  # fmt: skip
 
 
-class KVCache(Struct, frozen=True):
-    """Bytes a batch keeps while it generates."""
-
-    bytes_per_token: Num
-    """Growth of one sequence by one token while no window is full: all layers."""
-    bytes: Num
-    """Held at the batch and context: windowed layers hold min(S, window)."""
-    allocated_bytes: Num
-    """Reserved by an engine with one page size for all layers, full length everywhere."""
-    state_bytes: Num
-    """The part that does not grow with the context."""
-
-
-def kv_cache(
-    spec: Spec, batch: int = 1, context: Dim = 1, kv_dtype: str = "bf16", *, ops: Any = None
-) -> KVCache:
-    """The cache of a model at a batch and a context.
-
-    Grouped attention keeps a key and a value per KV head, latent attention its rank and the
-    rotary part once, recurrent mixers a fixed state.
-
-    Example:
-        >>> from scantling import catalog
-        >>> kv_cache(catalog.model("deepseek-v3")).bytes_per_token
-        70272
-    """
-    if ops is None:  # the context matters to an encoder's keys and values only
-        ops = operators(spec, Workload("decode", batch, context))  # type: ignore[arg-type]
-    caches = [op.cache for op in ops if op.cache is not None]
-    size: Any = dtype_bytes(kv_dtype)
-    size = int(size) if float(size).is_integer() else size
-    zero: Any = 0
-    per_token = sum((c.per_token * c.copies for c in caches), start=zero)
-    held = sum((c.held(context) for c in caches), start=zero)
-    allocated = sum((c.allocated(context) for c in caches), start=zero)
-    state = sum((c.state * c.copies for c in caches), start=zero)
-    return KVCache(
-        per_token * size, held * (size * batch), allocated * (size * batch),
-        state * (size * batch),
-    )  # fmt: skip
-
-
 def solve_width(spec: Spec, total: Dim, multiple: Dim = 1, field: str = "d_ff") -> Dim:
     """The FFN width that brings a model nearest to a total parameter count.
 
@@ -224,13 +182,11 @@ __all__ = [
     "CONVENTIONS",
     "Convention",
     "Flops",
-    "KVCache",
     "Parameters",
     "attention_parameters",
     "count_tensors",
     "flops",
     "forward_flops",
-    "kv_cache",
     "mlp_parameters",
     "parameters",
     "solve_width",

@@ -17,6 +17,7 @@ from typing import Any
 from msgspec import Struct
 
 from scantling.arith import Num, maximum, product, wide
+from scantling.costs.cache import cache_bytes
 from scantling.hardware import Chip
 from scantling.ops import Op
 from scantling.spec import Workload, dtype_bytes
@@ -56,8 +57,7 @@ def moved_bytes(op: Op, workload: Workload) -> Num:
         return product(op.elements, op.m, size)
     moved = weight_elements(op) * size + product(op.elements, op.m, op.repeat, size)
     if op.cache is not None:
-        held = op.cache.held(workload.context) * workload.batch
-        moved = moved + held * dtype_bytes(workload.kv_dtype)
+        moved = moved + cache_bytes(op.cache, workload.context, workload.kv_dtype) * workload.batch
     return moved
 
 

@@ -18,6 +18,7 @@ from msgspec import Struct
 
 from scantling.arith import ceil_div
 from scantling.errors import FieldError, shorten
+from scantling.formats.declared import quantization
 from scantling.formats.stored import Stored, block_type, size
 
 Role = Literal["weight", "scale", "zero", "order", "constant", "other"]
@@ -66,13 +67,7 @@ class _Pack:
 
     @property
     def quantization(self) -> dict[str, Any]:
-        for key in ("quantization_config", "quantization", "compression_config"):
-            value = self.config.get(key)
-            if isinstance(value, dict):
-                return value
-        text = self.config.get("text_config")
-        value = text.get("quantization_config") if isinstance(text, dict) else None
-        return value if isinstance(value, dict) else {}
+        return quantization(self.config)
 
     def number(self, key: str, default: int, of: str = "") -> int:
         """A whole number of the quantization config, of one module where it has its own."""

@@ -85,7 +85,7 @@ def _core(a: GroupedAttention, site: Site) -> Op:
     per_token = key if a.key_is_value and a.value_norm is None else key + value
     cache = None
     if a.cross and not a.shares_kv:
-        cache = Cache(state=per_token * site.source, copies=site.times)  # type: ignore[arg-type]
+        cache = Cache(cross=per_token, source=site.source, copies=site.times)
     elif a.causal and not a.shares_kv:
         cache = Cache(per_token=per_token, limit=limit, copies=site.times, permille=site.permille)
     extra = [site.tensor("sinks", "attention", a.n_head)] if a.sinks else []
@@ -201,10 +201,11 @@ def latent(a: LatentAttention, site: Site) -> Iterator[Op]:
     yield site.matmul("kv_up", "attention", (("kv_up", up),), a.kv_rank)
     limit = _limit(a.span)
     per_token = a.kv_rank + a.d_rope
+    expanded = a.n_head * (a.d_nope + a.d_rope + a.d_value)
     k = a.d_nope + a.d_rope + a.d_value
     sees = limit
     if a.indexer is not None:  # each query reads the positions its indexer chose
-        per_token = per_token + a.indexer.d_index
+        per_token, expanded = per_token + a.indexer.d_index, expanded + a.indexer.d_index
         sees = a.indexer.index_top_k
         yield from _indexer(a, site)
     visible = visible_pairs(site.queries, site.keys, sees, causal=True)  # type: ignore[arg-type]
@@ -214,7 +215,8 @@ def latent(a: LatentAttention, site: Site) -> Iterator[Op]:
         name=f"{site.path}.core", kind="attention", part="attention", m=site.queries, n=site.keys,
         k=k, repeat=site.times * (a.n_head * site.batch), visible=visible,
         times=site.times, cache=Cache(
-            per_token=per_token, limit=limit, copies=site.times, permille=site.permille
+            per_token=per_token, limit=limit, copies=site.times, permille=site.permille,
+            expanded=expanded,
         ),
         elements=k,
     )  # fmt: skip

@@ -61,7 +61,13 @@ class Cache(Struct, frozen=True, kw_only=True):
     limit: Dim | None = None
     """Tokens kept at most: the window or the chunk."""
     state: Dim = 0
-    """Elements that do not grow with the context."""
+    """Elements of a recurrent state or of a convolution's last inputs: they do not grow."""
+    cross: Dim = 0
+    """Elements for each token of an encoder's output, which does not grow with the answer."""
+    source: Num = 0
+    """Tokens of that output."""
+    expanded: Dim | None = None
+    """Elements for each token where a latent is kept as the keys and values made of it."""
     copies: Dim = 1
     """Layers that keep one."""
     permille: Dim = 1000
@@ -69,23 +75,30 @@ class Cache(Struct, frozen=True, kw_only=True):
     stride: Dim = 1
     """Tokens that share one entry (compressed attention); a part of them has none yet."""
 
+    def tokens(self, context: Dim) -> Dim:
+        """Tokens kept of a sequence of this length: windowed layers keep min(S, window)."""
+        reaching = self.reaching(context)
+        return reaching if self.limit is None else minimum(reaching, self.limit)
+
+    def reaching(self, context: Dim) -> Dim:
+        """Entries that a layer without a window keeps: one for ``stride`` tokens that reach it."""
+        return ceil_div(context * self.permille, 1000) // self.stride
+
     def held(self, context: Dim) -> Num:
-        """Elements a sequence of this length needs: windowed layers hold min(S, window)."""
-        tokens = self._reaching(context)
-        return self._size(tokens if self.limit is None else minimum(tokens, self.limit))
+        """Elements of keys and values that a sequence of this length needs."""
+        return self.keys_and_values(self.tokens(context))
 
     def allocated(self, context: Dim, page: int = 16) -> Num:
         """Elements an engine with one page size for all layers reserves: no window is used.
 
         Pages of 16 tokens are the default of vLLM.
         """
-        return self._size(round_up(self._reaching(context), page))
+        return self.keys_and_values(round_up(self.reaching(context), page))
 
-    def _reaching(self, context: Dim) -> Dim:
-        return ceil_div(context * self.permille, 1000) // self.stride
-
-    def _size(self, tokens: Dim) -> Num:
-        return product(self.per_token, tokens, self.copies) + product(self.state, self.copies)
+    def keys_and_values(self, tokens: Dim) -> Num:
+        """Elements of so many tokens in all layers, and of an encoder's."""
+        cross = product(self.cross, self.source, self.copies)
+        return product(self.per_token, tokens, self.copies) + cross
 
 
 class Op(Struct, frozen=True, kw_only=True):

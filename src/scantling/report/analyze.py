@@ -10,17 +10,16 @@ from msgspec import Struct
 
 from scantling import catalog
 from scantling.arith import Num
+from scantling.costs.cache import CACHE_READINGS, KVCache, PagedKV, kv_cache, paged_kv
 from scantling.costs.count import (
     Convention,
     Flops,
-    KVCache,
     Parameters,
-    count_tensors,
     forward_flops,
-    kv_cache,
     parameters,
 )
 from scantling.costs.features import features
+from scantling.costs.readings import READINGS, readings
 from scantling.errors import FieldError
 from scantling.formats.checkpoint import Checkpoint, describe
 from scantling.formats.compare import Comparison, compare
@@ -28,7 +27,17 @@ from scantling.laws import Features
 from scantling.ops import operators
 from scantling.search import Candidate, budget, candidate, explain
 from scantling.search.candidate import DIMENSIONS, counted_json, shape_findings
-from scantling.spec import Chunk, Spec, Stack, Window, Workload, dimensions, dtype_bytes, has
+from scantling.spec import (
+    Chunk,
+    Spec,
+    Stack,
+    Window,
+    Workload,
+    dimensions,
+    dtype_bytes,
+    has,
+    kv_dtype_bytes,
+)
 from scantling.spec.vary import nodes
 from scantling.units import parse_context, parse_count
 
@@ -53,12 +62,23 @@ class Analysis(Struct, frozen=True, kw_only=True):
     dims: dict[str, int]
     notes: tuple[str, ...]
     n_mtp: int
+    towers: tuple[str, ...] = ()
     checkpoint: Checkpoint | None = None
 
     @property
     def weights_bytes(self) -> float:
         """Bytes of the weights at the workload's dtype, buffers not counted."""
         return float(self.params.total * dtype_bytes(self.workload.dtype))
+
+    @property
+    def paged(self) -> PagedKV | None:
+        """The cache as an engine reserves it that pages each kind of layer by its own need."""
+        w = self.workload
+        return paged_kv(self.spec, w.batch, w.context, w.kv_dtype)
+
+    def readings(self) -> dict[str, Any]:
+        """The counts of parameters in circulation for this model."""
+        return readings(self.spec, self.n_mtp, self.towers)
 
     def shape(self) -> dict[str, float]:
         """Ratios that engineers compare."""
@@ -82,7 +102,7 @@ class Analysis(Struct, frozen=True, kw_only=True):
             "train_6N_per_token": (6.0 * float(p.active), float(self.flops.train / tokens)),
         }
         if self.cache.bytes_per_token:
-            size = dtype_bytes(self.workload.kv_dtype)
+            size = kv_dtype_bytes(self.workload.kv_dtype)
             rules["kv_2LD_if_it_were_MHA"] = (
                 2 * d["n_layer"] * d["d_model"] * size, float(self.cache.bytes_per_token)
             )  # fmt: skip
@@ -121,17 +141,14 @@ class Analysis(Struct, frozen=True, kw_only=True):
     def to_json(self) -> dict[str, Any]:
         """The contract of ``analyze --json``."""
         p, f, w, tokens = self.params, self.flops, self.workload, self.flops.tokens
+        counts = self.readings()
         return {
             "schema": 1,
             "model": self.name,
             "model_type": self.model_type,
             "params": {
                 **counted_json(p),
-                "readings": {
-                    "unique": p.total, "with_buffers": p.total + p.buffers,
-                    "state_dict": _state_dict(self.spec), "body": p.body,
-                    "active_body": p.active_body, "mtp_modules_not_counted": self.n_mtp,
-                },
+                "readings": counts, "readings_mean": {name: READINGS[name] for name in counts},
             },
             "flops": {
                 "forward": f.forward, "train": f.train, "forward_unpadded": self.unpadded,
@@ -140,9 +157,8 @@ class Analysis(Struct, frozen=True, kw_only=True):
                 "convention": f.convention, "batch": w.batch, "context": w.context,
             },
             "kv_cache": {
-                "bytes_per_token": self.cache.bytes_per_token, "bytes": self.cache.bytes,
-                "allocated_bytes": self.cache.allocated_bytes,
-                "state_bytes": self.cache.state_bytes, "kv_dtype": w.kv_dtype,
+                **msgspec.to_builtins(self.cache), "paged": msgspec.to_builtins(self.paged),
+                "readings_mean": CACHE_READINGS, "kv_dtype": w.kv_dtype,
                 "batch": w.batch, "context": w.context,
             },
             "memory": {
@@ -157,14 +173,6 @@ class Analysis(Struct, frozen=True, kw_only=True):
             "notes": list(self.notes),
             **({} if self.checkpoint is None else {"checkpoint": self.weights()}),
         }  # fmt: skip
-
-
-def _state_dict(spec: Spec) -> int:
-    """Elements in a checkpoint that stores a tied head again, with buffers."""
-    from scantling.ops import tensors
-
-    found = [msgspec.structs.replace(t, alias=None, buffer=False) for t in tensors(spec)]
-    return int(count_tensors(found).total)
 
 
 def analyze(
@@ -212,6 +220,7 @@ def analyze(
         unpadded=forward_flops(forward, "unpadded"),
         cache=kv_cache(spec, batch, context, kv_dtype, ops=forward), workload=work,
         features=features(spec, 1.0, counted), dims=dims(spec), notes=one.notes, n_mtp=one.n_mtp,
+        towers=one.towers,
         checkpoint=one.checkpoint,
     )  # fmt: skip
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.markup import escape
 
+from scantling.costs.readings import READINGS
 from scantling.search import (
     Candidate,
     Front,
@@ -223,7 +224,7 @@ def _spans(a: Analysis) -> list[str]:
 
 
 def _lines(a: Analysis) -> list[tuple[str, str, str]]:
-    p, f, k, w, tokens = a.params, a.flops, a.cache, a.workload, a.flops.tokens
+    p, f, w, tokens = a.params, a.flops, a.workload, a.flops.tokens
     total: Any = p.total
     found = [("shape " + n, f"{v:,}", "") for n, v in a.dims.items()]
     found += [(n, f"{v:.4g}", "") for n, v in a.shape().items() if n not in a.dims]
@@ -240,8 +241,7 @@ def _lines(a: Analysis) -> list[tuple[str, str, str]]:
             found.append((f"  {part}", f"{size:,}", note or f"{size / total:.1%}"))
     if p.buffers:
         found.append(("buffers", f"{p.buffers:,}", "in the checkpoint, not parameters"))
-    if a.n_mtp:
-        found.append(("MTP modules", str(a.n_mtp), "named by the config, not counted"))
+    found += _reading_lines(a)
     at = f"{w.batch} × {w.context:,} tokens"
     unpadded = []
     if a.unpadded != f.forward and f.convention == "full":
@@ -251,16 +251,46 @@ def _lines(a: Analysis) -> list[tuple[str, str, str]]:
         ("  MACs forward", f"{float(f.forward) / 2:,.0f}", "one multiply-add each: half"),
         *unpadded, ("FLOPs train", f"{f.train:,.0f}", "forward and backward"),
         ("  per token", flops_text(float(f.train) / tokens), "train"),
+    ]  # fmt: skip
+    found += _cache_lines(a)
+    found.append(("weights", bytes_text(a.weights_bytes), w.dtype))
+    return found
+
+
+def _reading_lines(a: Analysis) -> list[tuple[str, str, str]]:
+    """The other counts of the same model, and what is in none of them."""
+    counts = a.readings()
+    names = ["lm_head_shared", "with_lm_head_again"] if a.spec.tied else []
+    names += ["with_mtp", "with_mtp_tables"] if "with_mtp" in counts else []
+    found = [(f"reading {name}", f"{counts[name]:,}", READINGS[name]) for name in names]
+    if a.towers:
+        found.append(("not counted", ", ".join(a.towers), READINGS["towers_not_counted"]))
+    return found
+
+
+def _cache_lines(a: Analysis) -> list[tuple[str, str, str]]:
+    """What is kept, needed and as engines reserve it; equal readings once."""
+    k, w, paged = a.cache, a.workload, a.paged
+    found = [
         ("KV per token", bytes_text(float(k.bytes_per_token)),
          f"{k.bytes_per_token:,} bytes, {w.kv_dtype}"),
-        ("KV cache", bytes_text(float(k.bytes)), at),
+        ("KV cache", bytes_text(float(k.bytes)), f"{w.batch} × {w.context:,} tokens"),
     ]  # fmt: skip
     if k.allocated_bytes != k.bytes:
         found.append(("  allocated", bytes_text(float(k.allocated_bytes)),
                       "by engines that give every layer full length"))  # fmt: skip
+    if paged is not None and paged.bytes != k.bytes:
+        padded = sum(g.padding for g in paged.groups)
+        how = f"{paged.group_layers} layers a group, {padded} of padding"
+        how += f", {paged.page_tokens} tokens a page" if paged.page_tokens else ""
+        found.append(("  paged", bytes_text(float(paged.bytes)), f"by kind of layer: {how}"))
+    if k.expanded_bytes != k.bytes:
+        found.append(("  unabsorbed", bytes_text(float(k.expanded_bytes)),
+                      "full keys and values of all heads in place of the latent"))  # fmt: skip
+    if k.cross_bytes:
+        found.append(("  cross", bytes_text(float(k.cross_bytes)), "of an encoder's output"))
     if k.state_bytes:
         found.append(("  fixed state", bytes_text(float(k.state_bytes)), "does not grow"))
-    found.append(("weights", bytes_text(a.weights_bytes), w.dtype))
     return found
 
 

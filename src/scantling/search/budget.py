@@ -14,7 +14,7 @@ from scantling.hardware import Chip, chip
 from scantling.laws import law
 from scantling.search.size import flops_of, size_of
 from scantling.spec.relations import near_divisors
-from scantling.spec.workload import dtype_name
+from scantling.spec.workload import dtype_name, kv_dtype_name
 from scantling.units import parse_bytes, parse_context, parse_count, parse_seconds
 
 AXES = ("n_layer", "d_model", "d_head", "n_head", "n_kv_head", "d_ff")
@@ -209,7 +209,7 @@ PARSERS: dict[str, Callable[..., Any]] = {
 
 def _check(b: Budget) -> None:
     b.hardware.rate(dtype_name(b.dtype))  # an unknown chip or dtype is an error here
-    dtype_name(b.kv_dtype)
+    kv_dtype_name(b.kv_dtype)
     law(b.law)
     for name in COUNTS:
         if getattr(b, name) < 1:

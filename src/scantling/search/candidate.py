@@ -9,7 +9,8 @@ from typing import Any
 from msgspec import Struct
 
 from scantling.arith import round_up
-from scantling.costs.count import Parameters, kv_cache, parameters
+from scantling.costs.cache import kv_cache
+from scantling.costs.count import Parameters, parameters
 from scantling.costs.estimate import DAY_S, Estimate, decode_time, training_time
 from scantling.costs.features import features
 from scantling.formats import hf

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
-from scantling.costs.count import Parameters, kv_cache, parameters, solve_width
+from scantling.costs.cache import kv_cache
+from scantling.costs.count import Parameters, parameters, solve_width
 from scantling.costs.estimate import DAY_S, decode_time, training_time
 from scantling.costs.features import features
 from scantling.laws import Features, law, prior_terms

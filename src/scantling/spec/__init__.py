@@ -61,7 +61,15 @@ from scantling.spec.positions import (
 )
 from scantling.spec.relations import RELATIONS, check, divisors, masks
 from scantling.spec.vary import attention, dimensions, fields, has, read, vary
-from scantling.spec.workload import BITS, Workload, dtype_bytes, dtype_name
+from scantling.spec.workload import (
+    BITS,
+    Workload,
+    dtype_bytes,
+    dtype_name,
+    kv_dtype_bytes,
+    kv_dtype_name,
+    state_dtype_bytes,
+)
 
 __all__ = [
     "BITS",
@@ -128,7 +136,10 @@ __all__ = [
     "dtype_name",
     "fields",
     "has",
+    "kv_dtype_bytes",
+    "kv_dtype_name",
     "masks",
     "read",
+    "state_dtype_bytes",
     "vary",
 ]

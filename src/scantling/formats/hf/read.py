@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import re
 from typing import Any
 
@@ -47,7 +48,10 @@ def read(config: dict[str, Any]) -> Imported:
         >>> read(config).spec.d_ff
         14336
     """
-    config, kind = _text_part(config)
+    try:
+        config, kind = _text_part(config)
+    except UnknownNameError as error:
+        raise _with_bound(error, config) from None
     notes: list[str] = []
     config = _classic_rope(config)
     values = {}
@@ -99,6 +103,23 @@ def _supported(kind: ModelType, values: dict[str, Any]) -> bool:
     except TypeError:
         none = [k for k in kind.keys if k in parse(kind.supports)[1] and values[k] is None]
         raise FieldError(kind.spellings(none[0])[0], None, "must not be null") from None
+
+
+def _with_bound(error: UnknownNameError, config: dict[str, Any]) -> FieldError:
+    """The error of a type nobody knows, with the most its cache can hold where that is bounded.
+
+    Layers that compress keys and values over tokens keep less than 2 L K h elements a token, by an
+    amount that depends on how: a bound is right where a number would be a guess.
+    """
+    sizes = [config.get(k) for k in ("num_hidden_layers", "num_key_value_heads", "head_dim")]
+    if config.get("compress_ratios") is None or not all(type(n) is int and n > 0 for n in sizes):
+        return error
+    most = 2 * math.prod(n for n in sizes if type(n) is int)
+    bound = (
+        "compress_ratios says that its attention compresses what it keeps: no exact cache, "
+        f"at most {2 * most:,} bytes a token in bf16"
+    )
+    return FieldError(error.path, error.value, error.rule, f"{error.hint}; {bound}")
 
 
 def _text_part(config: dict[str, Any]) -> tuple[dict[str, Any], ModelType]:
