@@ -35,6 +35,9 @@ BYTES = Unit("bytes", parse_bytes)
 SECONDS = Unit("time", parse_seconds)
 CONTEXT = Unit("tokens", parse_context)
 
+assumed = click.option("--assume", is_flag=True, help="A model type in no table: go on past fields "
+                       "that are not understood.")  # fmt: skip
+
 as_json = click.option("--json", "as_json", is_flag=True, help="One JSON object (a line a model).")
 
 
