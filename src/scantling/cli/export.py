@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from scantling.cli.options import CONTEXT, apply_set, as_json, assumed, show_json
+from scantling.cli.options import CONTEXT, apply_set, as_json, assumed, show_assumed, show_json
 from scantling.errors import FieldError
 
 
@@ -40,6 +40,7 @@ def export(
     if original is not None and context is None:
         raise FieldError("--original-context", original, "needs --context and --rope")
     one = catalog.load(model, assume=assume)
+    show_assumed(one.notes)
     spec = apply_set(one.spec, changes)
     notes: tuple[str, ...] = ()
     if context is not None and rope is not None:

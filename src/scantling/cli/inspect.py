@@ -15,6 +15,7 @@ from scantling.cli.options import (
     as_json,
     assumed,
     hardware,
+    show_assumed,
     show_json,
     workload,
 )
@@ -159,6 +160,8 @@ def compare(
     from scantling.report.compare import compare as side_by_side
 
     found = side_by_side(*models, context=context, batch=batch, assume=assume)
+    for notes in found["notes"]:
+        show_assumed(notes)
     if as_json:
         show_json(found)
         return 0
@@ -195,6 +198,7 @@ def trace(
         from scantling.lab.probe import run as walk  # type: ignore[assignment]
     for name in models:
         one = catalog.load(name, assume=assume)
+        show_assumed(one.notes)
         found = walk(apply_set(one.spec, changes), batch=batch, context=context)
         found["model"] = one.name
         if as_json:

@@ -38,6 +38,7 @@ def compare(
     return {
         "schema": 1,
         "models": [a.name for a in found],
+        "notes": [list(a.notes) for a in found],
         "workload": {"context": context, "batch": batch},
         "rows": _rows(found),
         "decomposition": [growth(found[0], a) for a in found[1:]],
