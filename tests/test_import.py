@@ -206,7 +206,7 @@ def test_a_broken_config_is_a_count_or_one_line():
     for number in range(MUTATIONS):
         whole = known[random_.choice(names)]
         config = broken(hidden(whole) if number % 3 == 0 else whole, random_)
-        start = time.perf_counter()
+        start = time.process_time()
         try:
             parameters(hf.read(config, assume=number % 4 == 0).spec)
             counted += 1
@@ -215,7 +215,7 @@ def test_a_broken_config_is_a_count_or_one_line():
         except Exception as error:
             error.add_note(json.dumps(config)[:3000])
             raise
-        taken = time.perf_counter() - start
+        taken = time.process_time() - start
         assert taken < 1, (taken, json.dumps(config)[:3000])
         slowest = max(slowest, taken)
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
