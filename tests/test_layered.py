@@ -5,7 +5,8 @@ import json
 import pytest
 from msgspec.structs import replace
 
-from scantling.costs.count import flops, kv_cache, parameters
+from scantling.costs.cache import kv_cache
+from scantling.costs.count import flops, parameters
 from scantling.errors import FieldError
 from scantling.formats import hf
 from scantling.formats.registry import export

@@ -91,13 +91,15 @@ def model(name: str) -> Spec:
     return loaded(name).spec
 
 
-def load(given: str | Path | dict[str, Any] | Spec) -> Loaded:
+def load(given: str | Path | dict[str, Any] | Spec, *, assume: bool = False) -> Loaded:
     """A model from whatever names it.
 
     Args:
         given: A catalogue name, a path to a ``config.json`` or its folder, a checkpoint
             (``.safetensors``, its index, ``.gguf``, or a folder of them), a hub id, ``-`` for JSON
             on standard input, a parsed config, or a spec.
+        assume: For a model type in no table: go on past fields that are not understood, each with
+            a note.
 
     Raises:
         FieldError: If it is nothing of that; the message says what it looked like.
@@ -109,24 +111,24 @@ def load(given: str | Path | dict[str, Any] | Spec) -> Loaded:
     if isinstance(given, Spec):
         return Loaded("spec", given, "spec")
     if isinstance(given, dict):
-        return _from_config(given, str(given.get("_name_or_path") or "config"), [])
+        return _from_config(given, str(given.get("_name_or_path") or "config"), [], assume)
     text = str(given)
     if text == "-":
         config, notes = parse_object(sys.stdin.read(), "standard input")
-        return _from_config(config, "stdin", notes)
+        return _from_config(config, "stdin", notes, assume)
     path = Path(text)
     if path.is_dir():
         if not (path / "config.json").is_file():
             if any(checkpoints.is_checkpoint(p) for p in path.iterdir()):
-                return _from_checkpoint(checkpoints.load_checkpoint(path))
+                return _from_checkpoint(checkpoints.load_checkpoint(path), assume)
             raise FieldError("model", text, "is a folder without a config.json or a checkpoint")
         path = path / "config.json"
     if path.is_file():
         if checkpoints.is_checkpoint(path):
-            return _from_checkpoint(checkpoints.load_checkpoint(path))
+            return _from_checkpoint(checkpoints.load_checkpoint(path), assume)
         config, notes = read_object(path)
         name = path.parent.name if path.name == "config.json" and path.parent.name else path.stem
-        return _from_config(config, name, notes)
+        return _from_config(config, name, notes, assume)
     if path.suffix in {".json", ".safetensors", ".gguf"}:
         raise FieldError("model", text, "does not exist")
     try:
@@ -134,19 +136,20 @@ def load(given: str | Path | dict[str, Any] | Spec) -> Loaded:
     except UnknownNameError as error:
         if hub.is_repo_id(text):
             config, notes = hub.fetch_config(text)
-            return _from_config(config, text, notes)
+            return _from_config(config, text, notes, assume)
         raise error from None
 
 
-def _from_checkpoint(found: checkpoints.Checkpoint) -> Loaded:
+def _from_checkpoint(found: checkpoints.Checkpoint, assume: bool) -> Loaded:
     if found.config is None:
         why = found.notes[-1] if found.notes else "it has no config.json beside it"
         raise FieldError("model", found.name, f"holds weights of an unknown shape: {why}")
-    return replace(_from_config(found.config, found.name, list(found.notes)), checkpoint=found)
+    read = _from_config(found.config, found.name, list(found.notes), assume)
+    return replace(read, checkpoint=found)
 
 
-def _from_config(config: dict[str, Any], name: str, notes: list[str]) -> Loaded:
-    read = hf.read(config)
+def _from_config(config: dict[str, Any], name: str, notes: list[str], assume: bool) -> Loaded:
+    read = hf.read(config, assume=assume)
     towers = tuple(k for k in TOWERS if isinstance(config.get(k), dict))
     notes = [*notes, *read.notes]
     packed = declared.quantized(config)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from scantling.cli.options import CONTEXT, apply_set, as_json, show_json
+from scantling.cli.options import CONTEXT, apply_set, as_json, assumed, show_assumed, show_json
 from scantling.errors import FieldError
 
 
@@ -20,10 +20,11 @@ from scantling.errors import FieldError
               help="Tokens the model was trained on, where its config says more.")  # fmt: skip
 @click.option("--set", "changes", multiple=True, metavar="FIELD=V", help="Change the model first.")
 @click.option("--out", type=click.Path(path_type=Path), metavar="FILE", help="Write to a file.")
+@assumed
 @as_json
 def export(
     model: str, target: str, context: int | None, rope: str | None, original: int | None,
-    changes: tuple[str, ...], out: Path | None, as_json: bool,
+    changes: tuple[str, ...], out: Path | None, assume: bool, as_json: bool,
 ) -> int:  # fmt: skip
     """Write a model as config of another tool.
 
@@ -38,7 +39,8 @@ def export(
         raise FieldError(given, context or rope, f"needs {other}")
     if original is not None and context is None:
         raise FieldError("--original-context", original, "needs --context and --rope")
-    one = catalog.load(model)
+    one = catalog.load(model, assume=assume)
+    show_assumed(one.notes)
     spec = apply_set(one.spec, changes)
     notes: tuple[str, ...] = ()
     if context is not None and rope is not None:

@@ -13,7 +13,9 @@ from scantling.cli.options import (
     COUNT,
     apply_set,
     as_json,
+    assumed,
     hardware,
+    show_assumed,
     show_json,
     workload,
 )
@@ -34,6 +36,7 @@ given_models = click.argument("models", nargs=-1, required=True, metavar="MODELâ
 @click.option("--plot", type=click.Path(path_type=Path), metavar="FILE", help="With --vary: the "
               "picture.")  # fmt: skip
 @click.option("--baseline", multiple=True, metavar="MODEL", help="Compare with these.")
+@assumed
 @as_json
 def analyze(models: tuple[str, ...], **given: Any) -> int:
     """Exact counts, memory and ratios of a model.
@@ -61,7 +64,7 @@ def _analyze_one(name: str, given: dict[str, Any], *, several: bool) -> None:
     from scantling.report.analyze import analyze as count
     from scantling.report.compare import compare as side_by_side
 
-    one = catalog.load(name)
+    one = catalog.load(name, assume=given["assume"])
     changed = apply_set(one.spec, given["changes"])
     options = {k: given[k] for k in ("batch", "context", "dtype", "kv_dtype", "flops")}
     before = count(name, loaded=one, **options)
@@ -92,7 +95,7 @@ def _analyze_one(name: str, given: dict[str, Any], *, several: bool) -> None:
     if given["baseline"]:
         text.print_analysis(out, after, before if given["changes"] else None)
         found = side_by_side(*given["baseline"], changed, context=after.workload.context,
-                             batch=after.workload.batch)  # fmt: skip
+                             batch=after.workload.batch, assume=given["assume"])  # fmt: skip
         found["models"][-1] = one.name
         for step in found["decomposition"]:
             step["to"] = one.name if step["to"] == "spec" else step["to"]
@@ -145,15 +148,20 @@ def _vary(a: Any, given: dict[str, Any]) -> None:
 @given_models
 @click.option("--context", type=CONTEXT, help="Tokens of a sequence.")
 @click.option("--batch", type=COUNT, default=1, help="Sequences.")
+@assumed
 @as_json
-def compare(models: tuple[str, ...], context: int | None, batch: int, as_json: bool) -> int:
+def compare(
+    models: tuple[str, ...], context: int | None, batch: int, assume: bool, as_json: bool
+) -> int:
     """Models side by side, growth decomposed.
 
     Example: scantling compare gpt2 gpt2-xl llama-3.1-8b
     """
     from scantling.report.compare import compare as side_by_side
 
-    found = side_by_side(*models, context=context, batch=batch)
+    found = side_by_side(*models, context=context, batch=batch, assume=assume)
+    for notes in found["notes"]:
+        show_assumed(notes)
     if as_json:
         show_json(found)
         return 0
@@ -170,10 +178,11 @@ def compare(models: tuple[str, ...], context: int | None, batch: int, as_json: b
 @click.option("--set", "changes", multiple=True, metavar="FIELD=V", help="Change the model first.")
 @click.option("--run", "run_", is_flag=True, help="Run it in torch at a size that fits: measured "
               "activations beside the shapes.")  # fmt: skip
+@assumed
 @as_json
 def trace(
     models: tuple[str, ...], context: int, batch: int, changes: tuple[str, ...], run_: bool,
-    as_json: bool,
+    assume: bool, as_json: bool,
 ) -> int:  # fmt: skip
     """The walk of a token through the shapes.
 
@@ -186,9 +195,10 @@ def trace(
         from scantling.lab import need_torch
 
         need_torch()
-        from scantling.lab.probe import run as walk
+        from scantling.lab.probe import run as walk  # type: ignore[assignment]
     for name in models:
-        one = catalog.load(name)
+        one = catalog.load(name, assume=assume)
+        show_assumed(one.notes)
         found = walk(apply_set(one.spec, changes), batch=batch, context=context)
         found["model"] = one.name
         if as_json:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import click
@@ -34,6 +34,9 @@ COUNT = Unit("count", parse_count)
 BYTES = Unit("bytes", parse_bytes)
 SECONDS = Unit("time", parse_seconds)
 CONTEXT = Unit("tokens", parse_context)
+
+assumed = click.option("--assume", is_flag=True, help="A model type in no table: go on past fields "
+                       "that are not understood.")  # fmt: skip
 
 as_json = click.option("--json", "as_json", is_flag=True, help="One JSON object (a line a model).")
 
@@ -87,6 +90,14 @@ def apply_set(spec: Spec, texts: tuple[str, ...]) -> Spec:
         else:
             changes[name.replace(".", "__")] = parse_count(value, f"--set {name}")
     return check(vary(spec, **changes)) if changes else spec
+
+
+def show_assumed(notes: Iterable[str]) -> None:
+    """Print what was assumed about a model type in no table, where no report lists it."""
+    told = [note for note in notes if note.startswith("assumed: ")]
+    if any(note.startswith("assumed: model type ") for note in told):
+        for note in told:
+            click.echo(f"note: {note}", err=True)
 
 
 def show_json(value: Any, *, lines: bool = False) -> None:

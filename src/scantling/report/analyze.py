@@ -179,7 +179,7 @@ def analyze(
     given: str | Path | dict[str, Any] | Spec, *, batch: int | str = 1,
     context: int | str | None = None,
     dtype: str = "bf16", kv_dtype: str = "bf16", flops: Convention = "full",
-    loaded: catalog.Loaded | None = None,
+    loaded: catalog.Loaded | None = None, assume: bool = False,
 ) -> Analysis:  # fmt: skip
     """Count everything about one model.
 
@@ -191,6 +191,7 @@ def analyze(
         kv_dtype: Dtype of the cache.
         flops: The convention: ``full``, ``unpadded``, ``causal`` or ``palm``.
         loaded: The model, where it is loaded already.
+        assume: For a model type in no table: go on past fields that are not understood.
 
     Raises:
         ScantlingError: If the model cannot be read, or an option is wrong.
@@ -200,7 +201,7 @@ def analyze(
         >>> a.params.total, a.cache.bytes_per_token
         (8030261248, 131072)
     """
-    one = catalog.load(given) if loaded is None else loaded
+    one = catalog.load(given, assume=assume) if loaded is None else loaded
     spec = one.spec
     batch = parse_count(batch, "batch")
     context = None if context is None else parse_context(context, "context")

@@ -10,13 +10,16 @@ from scantling.errors import FieldError
 from scantling.report.analyze import Analysis, analyze, as_candidate
 
 
-def compare(*given: Any, context: int | None = None, batch: int = 1) -> dict[str, Any]:
+def compare(
+    *given: Any, context: int | None = None, batch: int = 1, assume: bool = False
+) -> dict[str, Any]:
     """Compare models; ratios are to the first.
 
     Args:
         given: Two models or more, each as for ``analyze``.
         context: Tokens of a sequence, one for all.
         batch: Sequences.
+        assume: For a model type in no table: go on past fields that are not understood.
 
     Raises:
         FieldError: For fewer than two models.
@@ -28,13 +31,14 @@ def compare(*given: Any, context: int | None = None, batch: int = 1) -> dict[str
     """
     if len(given) < 2:
         raise FieldError("compare", None, "needs two models or more")
-    loaded = [catalog.load(g) for g in given]
+    loaded = [catalog.load(g, assume=assume) for g in given]
     if context is None:
         context = min(8192, *(int(m.spec.max_context or 8192) for m in loaded))
     found = [analyze(m.name, context=context, batch=batch, loaded=m) for m in loaded]
     return {
         "schema": 1,
         "models": [a.name for a in found],
+        "notes": [list(a.notes) for a in found],
         "workload": {"context": context, "batch": batch},
         "rows": _rows(found),
         "decomposition": [growth(found[0], a) for a in found[1:]],

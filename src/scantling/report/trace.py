@@ -53,7 +53,9 @@ class Stage(Struct, frozen=True):
         }  # fmt: skip
 
 
-def trace(given: Any, *, batch: int = 1, context: int = 128) -> dict[str, Any]:
+def trace(
+    given: Any, *, batch: int = 1, context: int = 128, assume: bool = False
+) -> dict[str, Any]:
     """Every stage of a forward pass with its shapes, weights, parameters and FLOPs.
 
     Equal layers are one stage with a count; FLOPs and parameters are of all of them together.
@@ -62,6 +64,7 @@ def trace(given: Any, *, batch: int = 1, context: int = 128) -> dict[str, Any]:
         given: A model, as for ``analyze``.
         batch: Sequences B.
         context: Tokens of each, S.
+        assume: For a model type in no table: go on past fields that are not understood.
 
     Example:
         >>> stages = trace("gpt2", context=128)["stages"]
@@ -70,7 +73,7 @@ def trace(given: Any, *, batch: int = 1, context: int = 128) -> dict[str, Any]:
         >>> stages[4]["in_shape"], stages[4]["out_shape"]
         ([1, 128, 2304], [1, 12, 128, 64])
     """
-    one = catalog.load(given)
+    one = catalog.load(given, assume=assume)
     found = walk(one.spec, batch, context)
     return {
         "schema": 1, "model": one.name, "batch": batch, "context": context,

@@ -9,15 +9,21 @@ from typing import Any
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from scantling.arith import LARGEST
 from scantling.errors import FieldError, UnknownNameError, nearest, shorten
 from scantling.formats.hf.assemble import ASSEMBLERS
 from scantling.formats.hf.expression import evaluate, parse
 from scantling.formats.hf.types import ModelType, kinds, model_type, model_types, words_of
+from scantling.formats.hf.unseen import doubts, guess
+from scantling.ops import tensors
 from scantling.spec import Spec, check
 
 LARGEST_DEPTH = 10_000
+
+LARGEST_DOUBT = 0.01
+"""Types that fit a config equally well may differ by so much of its parameters."""
 
 
 class Imported(Struct, frozen=True):
@@ -30,11 +36,12 @@ class Imported(Struct, frozen=True):
     """Multi-token-prediction modules the config names; they are outside every count."""
 
 
-def read(config: dict[str, Any]) -> Imported:
+def read(config: dict[str, Any], *, assume: bool = False) -> Imported:
     """Read a config.
 
     Args:
         config: The parsed ``config.json``.
+        assume: Where its model type is in no table: go on past keys that are not understood.
 
     Returns:
         The spec, its model type, and notes: class defaults that were filled in, keys that have
@@ -48,12 +55,58 @@ def read(config: dict[str, Any]) -> Imported:
         >>> read(config).spec.d_ff
         14336
     """
-    try:
-        config, kind = _text_part(config)
-    except UnknownNameError as error:
-        raise _with_bound(error, config) from None
-    notes: list[str] = []
+    config, name = _text_part(config)
     config = _classic_rope(config)
+    if name in model_types():
+        return _read(config, model_type(name), [])
+    try:
+        return _guessed(config, name, assume=assume)
+    except FieldError as error:
+        raise _with_bound(error, config) from None
+
+
+def _guessed(config: dict[str, Any], name: str, *, assume: bool) -> Imported:
+    """Read a config of a type in no table as what it resembles most.
+
+    What fits as well is read, too: a difference is told, and a large one is no answer.
+    """
+    found: list[tuple[Imported, ModelType]] = []
+    refused = None
+    for kind, notes, close in guess(config, name, assume=assume):
+        if found and not close:
+            break
+        try:
+            found.append((_read(config, kind, notes), kind))
+        except FieldError as error:
+            refused = refused or error
+    if not found:
+        assert refused is not None, "there is always one to try"
+        raise refused
+    best, kind = found[0]
+    others = {f"whether it is built like {other.model_type}": _total(other.spec)
+              for other, _ in found[1:]}  # fmt: skip
+    others |= {
+        what: _total(_read(config, changed, []).spec)
+        for what, changed in doubts(config, kind).items()
+    }
+    total = _total(best.spec)
+    notes = list(best.notes)
+    for what, counted in others.items():
+        if abs(counted - total) > LARGEST_DOUBT * total and not assume:
+            both = f"{total:,} parameters or {counted:,}"
+            rule = f"is not known, and no key says {what}: {both}"
+            raise FieldError("model_type", name, rule, "--assume takes the first")
+        if counted != total:
+            notes.append(f"assumed: {total:,} parameters; no key says {what}: {counted:,} else")
+    return replace(best, model_type=name, notes=tuple(notes))
+
+
+def _total(spec: Spec) -> int:
+    return sum(int(t.size()) for t in tensors(spec) if t.alias is None and not t.buffer)
+
+
+def _read(config: dict[str, Any], kind: ModelType, notes: list[str]) -> Imported:
+    """Read the text part of a config as one model type."""
     values = {}
     missing = []
     for key, default in kind.keys.items():
@@ -105,7 +158,7 @@ def _supported(kind: ModelType, values: dict[str, Any]) -> bool:
         raise FieldError(kind.spellings(none[0])[0], None, "must not be null") from None
 
 
-def _with_bound(error: UnknownNameError, config: dict[str, Any]) -> FieldError:
+def _with_bound(error: FieldError, config: dict[str, Any]) -> FieldError:
     """The error of a type nobody knows, with the most its cache can hold where that is bounded.
 
     Layers that compress keys and values over tokens keep less than 2 L K h elements a token, by an
@@ -119,11 +172,13 @@ def _with_bound(error: UnknownNameError, config: dict[str, Any]) -> FieldError:
         "compress_ratios says that its attention compresses what it keeps: no exact cache, "
         f"at most {2 * most:,} bytes a token in bf16"
     )
-    return FieldError(error.path, error.value, error.rule, f"{error.hint}; {bound}")
+    return FieldError(
+        error.path, error.value, error.rule, f"{error.hint}; {bound}" if error.hint else bound
+    )
 
 
-def _text_part(config: dict[str, Any]) -> tuple[dict[str, Any], ModelType]:
-    """The text part of a multimodal config, with its model type.
+def _text_part(config: dict[str, Any]) -> tuple[dict[str, Any], str]:
+    """The text part of a multimodal config, and the name of its model type.
 
     A wrapper nobody has seen is read by the type of its text part.
     """
@@ -133,25 +188,25 @@ def _text_part(config: dict[str, Any]) -> tuple[dict[str, Any], ModelType]:
         name = _type_of_architecture(config.get("architectures"))
     if name is not None and not isinstance(name, str):
         raise UnknownNameError("model type", shorten(name), model_types())
-    kind = None
-    if name is not None and (name in model_types() or not isinstance(inner, dict)):
-        kind = model_type(name)
-    if kind is not None and kind.text is None and not isinstance(inner, dict):
-        return config, kind
+    kind = model_types().get(name) if name is not None else None
+    if name is not None and not isinstance(inner, dict) and (kind is None or kind.text is None):
+        return config, name
     inner = {} if inner is None else inner
     if not isinstance(inner, dict):
         raise FieldError("text_config", inner, "must be an object")
-    own = None if kind is None else kind.text or kind.name
-    inner = {"model_type": own, **inner} if own is not None else dict(inner)
+    own = name if kind is None else kind.text or kind.name
+    inner = dict(inner)
+    if inner.get("model_type") is None:
+        inner["model_type"] = own or _type_of_architecture(config.get("architectures"))
     if "tie_word_embeddings" in config:
         inner.setdefault("tie_word_embeddings", config["tie_word_embeddings"])
-    if inner.get("model_type") is None:
-        inner["model_type"] = _type_of_architecture(config.get("architectures"))
-    text = model_type(inner["model_type"])
-    if text.text is not None:
+    if not isinstance(inner["model_type"], str):
+        raise UnknownNameError("model type", shorten(inner["model_type"]), model_types())
+    text = model_types().get(inner["model_type"])
+    if text is not None and text.text is not None:
         raise FieldError("text_config.model_type", text.name, "names no text model",
                          f"use {text.text}")  # fmt: skip
-    return inner, text
+    return inner, inner["model_type"]
 
 
 def _type_of_architecture(architectures: object) -> str:
@@ -302,7 +357,7 @@ def _evaluate(kind: ModelType, values: dict[str, Any], null: set[str]) -> Any:
         text, _, path = str(error).partition(" - at `$.")
         field = path.rstrip("`").split("[")[0].split(".")[0]
         names = [n for n in sorted(parse(kind.expressions[field])[1]) if n in kind.keys]
-        names = [n for n in names if n in null] or names
+        names = [n for n in names if n in null] or [n for n in names if values[n] is None] or names
         key = kind.spellings(names[0])[0] if names else field
         value = values.get(names[0]) if names else found[field]
         rule = "must not be null" if value is None else f"is wrong for {field}: {text}"
@@ -345,7 +400,7 @@ def _framed(kind: ModelType, fields: Any) -> Spec:
         share = f"rotates {fields.rope_fraction:g} of each head"
         raise FieldError(kind.spellings(key)[0], None, share, "at most all of it")
     needed = fields.needed()
-    if kind.expressions.get("kv_rank", "None") != "None":
+    if not kind.expressions.get("kv_rank", "None").endswith("None"):
         needed.append("kv_rank")
     for field in needed:
         if getattr(fields, field) is None:
