@@ -18,6 +18,7 @@ from scantling.spec import (
     Branch,
     ChannelMix,
     Chunk,
+    CompressedAttention,
     DeepNorm,
     Dense,
     Disentangled,
@@ -63,7 +64,7 @@ from scantling.spec.vary import rewrite
 
 MIXERS = (
     GroupedAttention, LatentAttention, LinearAttention, GatedDelta, KimiDelta, Mamba1, Mamba2,
-    Rwkv, RgLru, ShortConv, Projection,
+    Rwkv, RgLru, ShortConv, Projection, CompressedAttention,
 )  # fmt: skip
 BOTH, SELDOM = (False, True), (False, False, True)
 
@@ -131,7 +132,25 @@ def latent(d):
     )  # fmt: skip
 
 
+def compressed(d):
+    groups, heads, stretch = d.dim(1, 4), d.dim(1, 4), d.dim(1, 200)
+    indexer = Indexer(d.dim(1, 8), d.dim(1, 64), d.dim(1, 4000))
+    none = CompressedAttention(
+        n_head=groups * heads,
+        d_head=d.dim(2, 40, 4),
+        q_rank=d.dim(1, 300),
+        n_out_group=groups,
+        out_rank=d.dim(1, 90),
+        window=d.dim(1, 3000),
+        norm=norm(d),
+    )
+    some = replace(none, compress=stretch, overlap=d.flag(), indexer=d.pick(None, indexer))
+    return d.pick(none, some)
+
+
 def mixer(d, kind):
+    if kind is CompressedAttention:
+        return compressed(d)
     if kind is GroupedAttention:
         return grouped(d)
     if kind is LatentAttention:
@@ -171,11 +190,12 @@ def feed_forward(d):
     top, more, shared = d.dim(1, 4), d.dim(0, 30), SharedExpert(d.dim(1, 900), d.flag())
     groups = d.dim(1, 4)
     correction = d.pick(None, "buffer", "parameter")
-    router = Router(d.pick("softmax", "sigmoid"), d.flag(), correction)
+    router = Router(d.pick("softmax", "sigmoid"), d.flag(), correction, hashed=d.pick(*SELDOM))
     routed = Experts(
         n_expert=top + more, top_k=top, d_expert=d.dim(1, 900), gated=d.flag(), bias=d.flag(),
         router=d.pick(router, replace(router, n_expert_group=groups, top_k_group=1)),
         shared=d.pick(None, shared), d_latent=d.maybe(1, 300), latent_bias=d.flag(),
+        n_zero=d.maybe(1, 30),
     )  # fmt: skip
     return d.pick(dense, dense, routed, ChannelMix(d.dim(1, 900)))
 
@@ -191,6 +211,7 @@ def block(d, *modules):
     residual = d.pick(
         Plain(), Plain(), Plain(), Plain(0.5), DeepNorm(2.0),
         HyperConnections(streams, dynamic=False), HyperConnections(streams, dynamic=True),
+        HyperConnections(streams, constrained=True),
         MixtureOfDepths(share), Handed(),
     )  # fmt: skip
     return Block(

@@ -26,6 +26,7 @@ from scantling.spec import (
     Block,
     Branch,
     Chunk,
+    CompressedAttention,
     Dense,
     Disentangled,
     Experts,
@@ -56,8 +57,8 @@ from scantling.spec import (
     vary,
 )
 
-STRUCTURES, ROWS, GROUPS = 154, 8, 9
-"""154 structures of 8 specs each: 1,232 specs. 154 = 11 × 14, so each mixer leads 14 of them."""
+STRUCTURES, ROWS, GROUPS = 168, 8, 9
+"""168 structures of 8 specs each: 1,344 specs. 168 = 12 × 14, so each mixer leads 14 of them."""
 
 WORKLOADS = (
     Workload("prefill", 1, 1),
@@ -118,7 +119,7 @@ def test_the_drawn_specs_cover_every_type_and_every_option_of_a_spec():
     assert {kind.__name__ for kind in seen["Branch", "module"]} == {
         "GroupedAttention", "LatentAttention", "LinearAttention", "GatedDelta", "KimiDelta",
         "Mamba1", "Mamba2", "Rwkv", "RgLru", "ShortConv", "TokenConv", "Projection", "Dense",
-        "ChannelMix", "Experts", "Laurel", "PerLayerInput",
+        "ChannelMix", "Experts", "Laurel", "PerLayerInput", "CompressedAttention",
     }  # fmt: skip
     assert len(seen["Block", "residual"]) == 5
     assert len(seen["GroupedAttention", "span"]) == 3
@@ -144,6 +145,9 @@ def test_the_drawn_specs_cover_every_type_and_every_option_of_a_spec():
         ("Dense", "out_bias"), ("Experts", "gated"), ("Experts", "bias"), ("Experts", "shared"),
         ("Experts", "d_latent"), ("Router", "bias"),
         ("Router", "n_expert_group"), ("SharedExpert", "gate"), ("HyperConnections", "dynamic"),
+        ("HyperConnections", "constrained"), ("CompressedAttention", "compress"),
+        ("CompressedAttention", "overlap"), ("CompressedAttention", "indexer"),
+        ("Experts", "n_zero"), ("Router", "hashed"),
         ("Norm", "scale"), ("Norm", "bias"), ("Norm", "kind"), ("Branch", "pre"),
         ("Branch", "post"), ("Branch", "copies"), ("Block", "pre"), ("Block", "post"),
         ("Block", "after"), ("Embeddings", "position"), ("Embeddings", "d_embed"),
@@ -328,6 +332,7 @@ def test_every_part_is_the_sum_of_its_weights_and_the_parts_are_the_total(group)
 
 
 WITHOUT_WEIGHTS = {
+    (CompressedAttention, "window"),
     (Spec, "max_context"), (Window, "window"), (Chunk, "chunk"), (Indexer, "index_top_k"),
     (Experts, "top_k"), (Router, "n_expert_group"), (Router, "top_k_group"),
     (MixtureOfDepths, "capacity_permille"), (LinearAttention, "scan_chunk"),

@@ -216,8 +216,8 @@ def _stack(stack: Stack, name: str, site: Site) -> Iterator[Op]:
 
 def _streams(stack: Stack) -> Dim | None:
     """Residual streams that a last mix makes one of."""
-    for layer in stack.kinds:
-        for block in layer.blocks:
+    for name in stack.occurrences():
+        for block in stack.kind(name).blocks:
             residual = block.residual
             if isinstance(residual, HyperConnections) and residual.constrained:
                 return residual.n_stream
