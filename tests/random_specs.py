@@ -15,6 +15,7 @@ from scantling.spec import (
     AltUp,
     Audio,
     Block,
+    BlockSelector,
     Branch,
     ChannelMix,
     Chunk,
@@ -110,6 +111,7 @@ def grouped(d, *, cross=False, causal=True):
     groups, kv = d.dim(1, 4), d.dim(1, 4)
     window, chunk, scope = d.dim(1, 3000), d.dim(1, 3000), d.pick("head", "each_head", "width")
     qk_norm, buckets = QKNorm(scope, norm(d)), d.dim(1, 64)
+    selector = BlockSelector(d.dim(1, 8), d.dim(1, 64), d.dim(1, 100), d.dim(1, 40), norm=norm(d))
     return GroupedAttention(
         n_head=groups * kv, n_kv_head=kv, d_head=d.dim(2, 40, 4), d_value=d.maybe(1, 90),
         qkv_bias=d.flag(), out_bias=d.flag(), qk_norm=d.pick(None, qk_norm),
@@ -118,6 +120,7 @@ def grouped(d, *, cross=False, causal=True):
         causal=causal, cross=cross, sinks=d.flag(), gate=d.pick(None, "head", "element"),
         shares_kv=d.pick(*SELDOM), key_is_value=d.pick(*SELDOM),
         d_input=d.maybe(1, 500), adapter_rank=d.maybe(1, 40),
+        selector=None if cross else d.pick(None, None, selector),
     )  # fmt: skip
 
 
@@ -195,7 +198,7 @@ def feed_forward(d):
         n_expert=top + more, top_k=top, d_expert=d.dim(1, 900), gated=d.flag(), bias=d.flag(),
         router=d.pick(router, replace(router, n_expert_group=groups, top_k_group=1)),
         shared=d.pick(None, shared), d_latent=d.maybe(1, 300), latent_bias=d.flag(),
-        n_zero=d.maybe(1, 30),
+        n_zero=d.maybe(1, 30), delayed=d.pick(*SELDOM),
     )  # fmt: skip
     return d.pick(dense, dense, routed, ChannelMix(d.dim(1, 900)))
 

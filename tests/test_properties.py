@@ -24,6 +24,7 @@ from scantling.ops import operators, tensors, visible_pairs
 from scantling.ops.op import chunked_pairs
 from scantling.spec import (
     Block,
+    BlockSelector,
     Branch,
     Chunk,
     CompressedAttention,
@@ -147,7 +148,8 @@ def test_the_drawn_specs_cover_every_type_and_every_option_of_a_spec():
         ("Router", "n_expert_group"), ("SharedExpert", "gate"), ("HyperConnections", "dynamic"),
         ("HyperConnections", "constrained"), ("CompressedAttention", "compress"),
         ("CompressedAttention", "overlap"), ("CompressedAttention", "indexer"),
-        ("Experts", "n_zero"), ("Router", "hashed"),
+        ("Experts", "n_zero"), ("Experts", "delayed"), ("GroupedAttention", "selector"),
+        ("Router", "hashed"),
         ("Norm", "scale"), ("Norm", "bias"), ("Norm", "kind"), ("Branch", "pre"),
         ("Branch", "post"), ("Branch", "copies"), ("Block", "pre"), ("Block", "post"),
         ("Block", "after"), ("Embeddings", "position"), ("Embeddings", "d_embed"),
@@ -332,7 +334,8 @@ def test_every_part_is_the_sum_of_its_weights_and_the_parts_are_the_total(group)
 
 
 WITHOUT_WEIGHTS = {
-    (CompressedAttention, "window"),
+    (CompressedAttention, "window"), (BlockSelector, "index_block"),
+    (BlockSelector, "index_top_k"), (BlockSelector, "n_local_block"),
     (Spec, "max_context"), (Window, "window"), (Chunk, "chunk"), (Indexer, "index_top_k"),
     (Experts, "top_k"), (Router, "n_expert_group"), (Router, "top_k_group"),
     (MixtureOfDepths, "capacity_permille"), (LinearAttention, "scan_chunk"),
