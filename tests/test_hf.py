@@ -596,3 +596,12 @@ def test_transformers_loads_a_model_written_as_the_first_type_that_fits(name, tm
 def test_transformers_loads_a_design_and_counts_the_same(shape, qk_norm, tied, tmp_path):
     spec = design(tied=tied, qk_norm=qk_norm, n_layer=3, d_ff=1000, **SHAPES[shape])
     assert loads(hf.write(spec), tmp_path) == parameters(spec).total
+
+
+@pytest.mark.parametrize("asked", [144, 168, 224, 256])
+def test_the_attention_scale_of_gemma_is_written_as_the_whole_number_it_was(asked):
+    """The class refuses 144.00000000000003, which is what 144 ** -0.5 ** -2 gives."""
+    config = {"model_type": "gemma2", "query_pre_attn_scalar": asked}
+    written = hf.write(hf.read(config).spec)["query_pre_attn_scalar"]
+    assert written == asked
+    assert type(written) is int

@@ -145,7 +145,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "dict": dict,
     "len": len, "max": max, "min": min, "pattern_of": pattern_of, "last_word": last_word,
     "pick": pick, "unrolled": unrolled, "round_up": round_up, "ceil_div": ceil_div, "str": str,
-    "enumerate": enumerate, "spread": spread, "of_layer": of_layer, "pairs": pairs,
+    "enumerate": enumerate, "spread": spread, "of_layer": of_layer, "pairs": pairs, "round": round,
     "unpaired": thaw,
 }  # fmt: skip
 
