@@ -8,6 +8,7 @@ import tracemalloc
 
 import pytest
 
+from refusals import one_line
 from scantling.errors import FieldError
 from scantling.formats import hf, safetensors
 from scantling.formats.checkpoint import describe, load_checkpoint
@@ -480,15 +481,6 @@ def test_mutated_headers_give_a_checkpoint_or_one_line(tmp_path, seed):
     assert tracemalloc.get_traced_memory()[1] < 50 * 2**20
     tracemalloc.stop()
     assert errors > 100
-
-
-def one_line(path):
-    """Whether a file is refused, which takes one line."""
-    try:
-        describe(load_checkpoint(path))
-    except FieldError as error:
-        return len(str(error).splitlines()) == 1
-    return False
 
 
 def test_a_sparse_file_of_a_terabyte_is_read_by_its_header(tmp_path):

@@ -7,6 +7,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
+from refusals import one_line
 from scantling.errors import FieldError
 from scantling.formats import gguf, hf
 from scantling.formats.checkpoint import describe, load_checkpoint
@@ -276,12 +277,3 @@ def test_mutated_headers_give_a_checkpoint_or_one_line(tmp_path, seed):
     assert tracemalloc.get_traced_memory()[1] < 50 * 2**20
     tracemalloc.stop()
     assert errors > 10
-
-
-def one_line(path):
-    """Whether a file is refused, which takes one line."""
-    try:
-        describe(load_checkpoint(path))
-    except FieldError as error:
-        return len(str(error).splitlines()) == 1
-    return False
