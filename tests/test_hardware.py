@@ -16,7 +16,6 @@ from scantling.hardware import (
     Rates,
     chip,
     chips,
-    default_efficiency,
     network,
     node,
 )
@@ -162,7 +161,7 @@ def test_every_number_has_a_source_or_says_that_it_is_unverified():
     known = bibliography()
     for one in chips().values():
         assert one.sources, one.key
-        keys = {*one.sources, *(k for _, k in one.source_of), *one.efficiency.sources}
+        keys = {*one.sources, *(k for _, k in one.source_of), *one.constants.gemm.sources}
         assert keys <= known, (one.key, keys - known)
         fields = numbers(one)
         stray = [f for f in one.unverified if f != "*" and f not in fields]
@@ -265,29 +264,28 @@ def test_efficiency_stays_below_the_best_matmul_found_by_search():
     for one in chips().values():
         best = one.measured_best_bf16_flops_per_s
         if best:
-            assert one.efficiency.matmul <= best / one.rate("bf16") + 1e-3, one.key
+            assert one.constants.gemm.matmul <= best / one.rate("bf16") + 1e-3, one.key
 
 
 def test_only_the_four_chips_of_the_fit_claim_to_be_fitted():
-    fitted = {k for k, one in chips().items() if one.efficiency.kind == "fitted"}
+    fitted = {k for k, one in chips().items() if one.constants.gemm.kind == "fitted"}
     assert fitted == {"a100-sxm-80gb", "h100-sxm", "h200-sxm", "b200-sxm"}
-    assert chip("tpu-v5p").efficiency.matmul == default_efficiency().matmul
-    assert chip("tpu-v5p").efficiency.matmul_error > default_efficiency().matmul_error
+    assert chip("tpu-v5p").constants.gemm.widen > chip("h100").constants.gemm.widen
 
 
 def test_attention_gains_what_was_measured_from_head_width_64_to_128():
     """About +25 % on H100 and +59 % on B200, by the medians of the public table."""
-    h100, b200 = chip("h100").efficiency, chip("b200").efficiency
-    assert h100.attention_at(128) / h100.attention_at(64) == pytest.approx(1.25, abs=0.03)
-    assert b200.attention_at(128) / b200.attention_at(64) == pytest.approx(1.59, abs=0.03)
-    assert chip("rtx-5090").efficiency.attention == default_efficiency().attention
+    h100, b200 = chip("h100").constants.attention, chip("b200").constants.attention
+    assert h100.prefill_at(128) / h100.prefill_at(64) == pytest.approx(1.25, abs=0.03)
+    assert b200.prefill_at(128) / b200.prefill_at(64) == pytest.approx(1.59, abs=0.03)
+    assert chip("rtx-5090").constants.attention.kind == "assumed"
 
 
 def test_attention_of_an_array_is_attention_of_each():
     np = pytest.importorskip("numpy")
     widths = [16, 64, 80, 96, 128, 160, 192, 256, 384, 512, 1024]
-    got = chip("h100").efficiency.attention_at(np.array(widths))
-    want = [chip("h100").efficiency.attention_at(w) for w in widths]
+    got = chip("h100").constants.attention.prefill_at(np.array(widths))
+    want = [chip("h100").constants.attention.prefill_at(w) for w in widths]
     np.testing.assert_allclose(got, want, rtol=1e-12)
 
 
@@ -303,10 +301,10 @@ def test_the_three_constants_predict_a_large_gemm_of_the_public_table():
                 continue
             one = chip(row["gpu"])
             m, n, k = int(row["m"]), int(row["n"]), int(row["k"])
-            compute_s = 2 * m * n * k / (one.efficiency.matmul * one.rate("bf16"))
+            compute_s = 2 * m * n * k / (one.constants.gemm.matmul * one.rate("bf16"))
             moved = 2 * (m * k + k * n + m * n)
-            memory_s = moved / (one.efficiency.bandwidth_factor * one.memory_bytes_per_s)
-            predicted = max(compute_s, memory_s) + one.efficiency.launch_s
+            memory_s = moved / (one.constants.gemm.bandwidth_factor * one.memory_bytes_per_s)
+            predicted = max(compute_s, memory_s) + one.constants.gemm.launch_s
             errors.append(abs(predicted / (float(row["latency_us"]) * 1e-6) - 1))
     assert len(errors) > 3000
     assert sum(errors) / len(errors) < 0.075

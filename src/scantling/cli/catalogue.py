@@ -90,8 +90,8 @@ def _print_chip(out: Any, c: Any) -> None:
         if isinstance(value, int | float) and not isinstance(value, bool):
             where = ", ".join(c.sources_of(name)) or "unverified"
             out.print(f"  {name}: {value:,.6g} [{where}]", markup=False)
-    e = c.efficiency
-    out.print(f"  efficiency ({e.kind}): matmul {e.matmul:g} ± {e.matmul_error:.0%}, bandwidth "
+    e = c.constants.gemm
+    out.print(f"  products ({e.kind}): matmul {e.matmul:g} ± {e.matmul_error:.0%}, bandwidth "
               f"{e.bandwidth_factor:g}, launch {e.launch_s * 1e6:g} µs")  # fmt: skip
     if c.notes:
         out.print(f"  {c.notes}", markup=False)

@@ -1,12 +1,7 @@
 """How long operators take on a chip: a roofline with measured efficiencies.
 
-    compute = FLOPs / (efficiency × peak rate)
-    memory  = bytes moved / (bandwidth factor × bandwidth)
-    lower   = max(compute, memory) with both factors 1
-    time    = max(compute, memory) + launch
-    upper   = compute + memory + launch
-
-The efficiency constants and their errors are the chip's (``data/chips.toml``).
+Each operator goes to the kernel of its kind (``costs/kernels``); the constants are the chip's
+(``data/constants``).
 """
 
 from __future__ import annotations
@@ -14,24 +9,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from msgspec import Struct
-
-from scantling.arith import Num, maximum, product, wide
+from scantling.arith import Num, product, wide
 from scantling.costs.cache import cache_bytes
+from scantling.costs.kernels import Time, attention_time, elementwise_time, gemm_time
+from scantling.costs.kernels.time import NO_TIME
 from scantling.hardware import Chip
 from scantling.ops import Op
 from scantling.spec import Workload, dtype_bytes
 
 LAUNCHED = {"matmul", "attention", "scan", "norm"}
 """Kinds with a kernel of their own; lighter work is fused into them by every runtime."""
-
-
-class Time(Struct, frozen=True):
-    """Seconds: the physical lower bound, the fitted value, and the upper bound."""
-
-    lower_s: Num
-    value_s: Num
-    upper_s: Num
 
 
 def weight_elements(op: Op) -> Num:
@@ -63,31 +50,20 @@ def moved_bytes(op: Op, workload: Workload) -> Num:
 
 def op_time(op: Op, workload: Workload, chip: Chip) -> Time:
     """The time of one operator, all its repeats together."""
-    rate, bandwidth = chip.rate(workload.dtype), chip.memory_bytes_per_s
-    e = chip.efficiency
     flops = op.flops("causal")
     moved = moved_bytes(op, workload)
+    launches: Any = wide(op.times) if op.kind in LAUNCHED else 0
     if op.kind == "attention":
         width: Any = op.k // (4 if op.backward else 2)  # k counts key and value, twice backward
-        efficiency: Num = e.attention_at(width)
-    else:
-        efficiency = e.matmul_at(workload.dtype)
-    compute = flops / (rate * efficiency)
-    memory = moved / (bandwidth * e.bandwidth_factor)
-    launch: Num = wide(op.times) * e.launch_s if op.kind in LAUNCHED else 0.0
-    return Time(
-        maximum(flops / rate, moved / bandwidth),
-        maximum(compute, memory) + launch,
-        compute + memory + launch,
-    )
+        return attention_time(chip, workload.dtype, flops, moved, width, launches)
+    if op.kind in {"matmul", "scan"}:
+        return gemm_time(chip, workload.dtype, flops, moved, launches)
+    return elementwise_time(chip, moved, launches)
 
 
 def total_time(ops: Sequence[Op], workload: Workload, chip: Chip) -> Time:
     """The time of a list of operators run one after another."""
-    lower: Any = 0.0
-    value: Any = 0.0
-    upper: Any = 0.0
+    total = NO_TIME
     for op in ops:
-        t = op_time(op, workload, chip)
-        lower, value, upper = lower + t.lower_s, value + t.value_s, upper + t.upper_s
-    return Time(lower, value, upper)
+        total = total + op_time(op, workload, chip)
+    return total

@@ -10,19 +10,19 @@ from typing import Any
 import msgspec
 
 from scantling.errors import FieldError, UnknownNameError
-from scantling.hardware.parts import Chip, Efficiency, Network, Node, Rates
+from scantling.hardware.constants import constants
+from scantling.hardware.parts import Chip, Cluster, Network, Node, Rates
 from scantling.sources import read_data
 from scantling.units import SI
 
 __all__ = [
     "Chip",
-    "Efficiency",
+    "Cluster",
     "Network",
     "Node",
     "Rates",
     "chip",
     "chips",
-    "default_efficiency",
     "network",
     "node",
 ]
@@ -38,13 +38,7 @@ def chips() -> dict[str, Chip]:
         >>> len(chips()) > 50, chips()["mi300x"].vendor
         (True, 'AMD')
     """
-    data = _data()
-    attention = {
-        cc: entry for entry in data["attention"].values() for cc in entry["compute_capability"]
-    }
-    return {
-        key: _read(key, entry, data["default"], attention) for key, entry in data["chip"].items()
-    }
+    return {key: _read(key, entry) for key, entry in _data()["chip"].items()}
 
 
 def chip(name: str) -> Chip:
@@ -66,17 +60,6 @@ def chip(name: str) -> Chip:
         if spelling in known:
             return chips()[known[spelling]]
     raise UnknownNameError("gpu", name.strip().lower(), chips())
-
-
-@functools.cache
-def default_efficiency() -> Efficiency:
-    """The constants of a chip nobody measured, and their error on those somebody did.
-
-    Example:
-        >>> default_efficiency().matmul, default_efficiency().matmul_error
-        (0.755, 0.08)
-    """
-    return msgspec.convert(_data()["default"]["efficiency"], Efficiency)
 
 
 def node(of: Chip | str, n_gpu: int = 8) -> Node:
@@ -101,6 +84,38 @@ def node(of: Chip | str, n_gpu: int = 8) -> Node:
     speed = one.link_bytes_per_s
     link = None if speed is None else Network(bytes_per_s=speed, latency_s=latency_s)
     return Node(chip=one, n_gpu=n_gpu, link=link)
+
+
+def cluster(
+    of: Chip | str, n_gpu: int = 8, gpus_per_node: int = 8, net: str = "400Gb",
+    oversubscription: float = 1.0,
+) -> Cluster:  # fmt: skip
+    """Equal chips in equal machines, and a network between them.
+
+    Args:
+        of: A chip or its name.
+        n_gpu: Chips in all.
+        gpus_per_node: Chips of one machine; with fewer in all there is one machine of those.
+        net: Speed of the network per chip and direction: ``400Gb``.
+        oversubscription: See ``Cluster``.
+
+    Raises:
+        FieldError: If a number is below one, or whole machines do not add up to ``n_gpu``.
+
+    Example:
+        >>> cluster("h100", 16).node.n_gpu
+        8
+    """
+    if n_gpu < 1:
+        raise FieldError("gpus", n_gpu, "must be at least 1")
+    if oversubscription < 1:
+        raise FieldError("oversubscription", oversubscription, "must be at least 1")
+    machine = node(of, min(n_gpu, gpus_per_node))
+    if n_gpu % machine.n_gpu:
+        rule = f"must be a multiple of the {machine.n_gpu} of a node"
+        raise FieldError("gpus", n_gpu, rule, "change gpus or gpus_per_node")
+    return Cluster(node=machine, n_gpu=n_gpu, network=network(net),
+                   oversubscription=oversubscription)  # fmt: skip
 
 
 def network(text: str, latency_s: float | None = None) -> Network:
@@ -131,16 +146,11 @@ def _data() -> dict[str, Any]:
     return read_data("chips.toml")
 
 
-def _read(
-    key: str, entry: dict[str, Any], default: dict[str, Any], attention: dict[str, Any]
-) -> Chip:
-    """One chip: the default constants, what its compute capability and its own table replace."""
-    efficiency = default["efficiency"] | entry.get("efficiency", default["unseen"])
-    widths = attention.get(entry.get("compute_capability", ""))
-    if widths:
-        sources = dict.fromkeys([*efficiency["sources"], *widths["sources"]])
-        efficiency |= {"attention": widths["fraction"], "sources": list(sources)}
-    fields = {"source_of": list(entry.get("source_of", {}).items()), "efficiency": efficiency}
+def _read(key: str, entry: dict[str, Any]) -> Chip:
+    """One chip, with the constants of its kernels."""
+    families = (entry.get("compute_capability", ""), entry["architecture"])
+    reached = constants(families, key, entry.get("constants"))
+    fields = {"source_of": list(entry.get("source_of", {}).items()), "constants": reached}
     return msgspec.convert({"key": key} | entry | fields, Chip)
 
 

@@ -2,34 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Literal
 
 from msgspec import Struct
 
-from scantling.arith import Dim, Num, maximum, minimum
 from scantling.errors import FieldError
+from scantling.hardware.constants import Constants
 from scantling.spec.workload import plain_dtype
-
-
-def interpolate(x: Dim, points: tuple[tuple[int, float], ...]) -> Num:
-    """A curve of straight pieces through points, flat beyond its ends; elementwise on arrays.
-
-    With points (x₀, y₀), (x₁, y₁), … in rising x, each piece adds its slope times the part of it
-    that lies below x:
-
-        y(x) = y₀ + Σ (yᵢ₊₁ − yᵢ) / (xᵢ₊₁ − xᵢ) × (clip(x, xᵢ, xᵢ₊₁) − xᵢ)
-
-    Example:
-        >>> round(interpolate(96, ((64, 0.43), (128, 0.53))), 3)
-        0.48
-        >>> interpolate(32, ((64, 0.43), (128, 0.53)))
-        0.43
-    """
-    y: Num = points[0][1] + 0.0 * x
-    for (left, low), (right, high) in itertools.pairwise(points):
-        y = y + (high - low) / (right - left) * (maximum(minimum(x, right), left) - left)
-    return y
 
 
 class Rates(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -44,49 +23,6 @@ class Rates(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     int8: float | None = None
 
 
-class Efficiency(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How much of a chip its kernels reach.
-
-    A kernel takes max(FLOPs / (matmul × rate), bytes / (bandwidth_factor × bandwidth)) + launch_s.
-    The errors are mean absolute relative errors of that time on public measurements.
-
-    Args:
-        matmul: Fraction of the 16-bit peak.
-        matmul_error: Its error on large BF16 GEMMs.
-        matmul_fp8: Fraction of the FP8 peak, scaling work counted in.
-        matmul_fp8_error: Its error.
-        bandwidth_factor: Fraction of the memory bandwidth.
-        launch_s: What each kernel costs beside.
-        attention: (head width, fraction of the BF16 peak) of causal prefill attention.
-        kind: ``fitted`` to measurements of this chip, or ``assumed`` from its likes.
-        sources: Keys of the bibliography.
-        note: How it was found.
-    """
-
-    matmul: float
-    matmul_error: float
-    matmul_fp8: float
-    matmul_fp8_error: float
-    bandwidth_factor: float
-    launch_s: float
-    attention: tuple[tuple[int, float], ...]
-    kind: Literal["fitted", "assumed"]
-    sources: tuple[str, ...]
-    note: str = ""
-
-    def matmul_at(self, dtype: str) -> float:
-        """The fraction of that dtype's peak a large GEMM reaches; FP4 is taken as FP8."""
-        return self.matmul_fp8 if plain_dtype(dtype) in {"fp8", "fp4"} else self.matmul
-
-    def matmul_error_at(self, dtype: str) -> float:
-        """The error of a GEMM's time at that dtype."""
-        return self.matmul_fp8_error if plain_dtype(dtype) in {"fp8", "fp4"} else self.matmul_error
-
-    def attention_at(self, d_head: Dim) -> Num:
-        """The fraction of the BF16 peak prefill attention reaches at a head width, or an array."""
-        return interpolate(d_head, self.attention)
-
-
 class Chip(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One accelerator, as software sees it: rates, memory and links in base units.
 
@@ -95,7 +31,7 @@ class Chip(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         name: Its name for people: ``H100 SXM``.
         vendor: Who makes it.
         architecture: Hopper, CDNA3, …
-        efficiency: How much of it kernels reach.
+        constants: How much of it kernels reach.
         memory_bytes: What the printed capacity means: GiB, but for B300 and GB300.
         memory_usable_bytes: The total the driver reports, where known.
         memory_bytes_per_s: Peak bandwidth.
@@ -121,7 +57,7 @@ class Chip(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     vendor: str
     architecture: str
     rates: Rates
-    efficiency: Efficiency
+    constants: Constants
     memory_bytes: int
     memory_kind: str
     memory_bytes_per_s: float
@@ -214,3 +150,25 @@ class Node(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     chip: Chip
     n_gpu: int
     link: Network | None
+
+
+class Cluster(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Equal machines and the network between them.
+
+    Args:
+        node: One machine.
+        n_gpu: Chips in all; more than a node holds fill several.
+        network: The way between nodes, per chip and direction.
+        oversubscription: How many times more the leaves of the network may ask than its spine
+            carries; 1 is a full fat tree.
+    """
+
+    node: Node
+    n_gpu: int
+    network: Network
+    oversubscription: float = 1.0
+
+    @property
+    def chip(self) -> Chip:
+        """The chip all of it is made of."""
+        return self.node.chip

@@ -22,7 +22,7 @@ def flops_of(days: float, chip: Chip, n_gpu: int, dtype: str) -> int:
     Days × chips × peak × the fraction a large GEMM reaches / the factor a step takes over its
     kernels.
     """
-    rate = chip.rate(dtype) * chip.efficiency.matmul_at(dtype)
+    rate = chip.rate(dtype) * chip.constants.gemm.matmul_at(dtype)
     return int(days * DAY_S * n_gpu * rate / step_factor("training", chip).factor)
 
 

@@ -1,0 +1,22 @@
+"""Work that only moves bytes: norms, activations, lookups, the optimizer."""
+
+from __future__ import annotations
+
+from scantling.arith import Num
+from scantling.costs.kernels.time import Time, within
+from scantling.hardware import Chip
+
+
+def elementwise_time(chip: Chip, moved: Num, launches: Num = 1) -> Time:
+    """The time to read and write so many bytes.
+
+    Args:
+        chip: Where.
+        moved: Bytes read and written.
+        launches: Kernels; 0 where a neighbour does the work.
+    """
+    e = chip.constants.elementwise
+    memory = moved / (chip.memory_bytes_per_s * e.bandwidth_factor)
+    value = memory + launches * e.launch_s
+    wide = (1 + 2 * e.error) ** e.widen
+    return within(moved / chip.memory_bytes_per_s, value, value * wide, wide, wide)

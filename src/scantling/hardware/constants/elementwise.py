@@ -1,0 +1,19 @@
+"""Constants of work that only moves bytes: norms, activations, lookups, the optimizer."""
+
+from __future__ import annotations
+
+from scantling.hardware.constants.fitted import Fitted
+
+
+class ElementwiseConstants(Fitted, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How much of the bandwidth such kernels reach.
+
+    Args:
+        bandwidth_factor: Fraction of the memory bandwidth.
+        launch_s: What each kernel costs beside.
+        error: Mean absolute relative error.
+    """
+
+    bandwidth_factor: float
+    launch_s: float
+    error: float

@@ -1,0 +1,53 @@
+"""What every set of kernel constants says of itself, and how a chip inherits one."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from scantling.sources import read_data
+
+S = TypeVar("S", bound="Fitted")
+
+
+class Fitted(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Constants of one kind of kernel on one chip.
+
+    Args:
+        kind: ``fitted`` to measurements of this chip, ``measured`` on the machine at hand, or
+            ``assumed`` from its likes.
+        sources: Keys of the bibliography.
+        note: How they were found.
+        widen: What the logarithm of an interval's half-width is multiplied by: 1 for a chip
+            that was measured, more for one that inherits.
+    """
+
+    kind: Literal["fitted", "measured", "assumed"]
+    sources: tuple[str, ...]
+    note: str = ""
+    widen: float = 1.0
+
+
+def inherit(table: dict[str, Any], families: tuple[str, ...], key: str, of: type[S]) -> S:
+    """The constants of a chip: the default, its family's, its own, each over the last.
+
+    Its family is the first of ``families`` that the file has: its compute capability, then its
+    architecture. A chip whose family was measured but which was not takes ``[inherited]`` on top,
+    one of a family nobody measured ``[unseen]``: both say ``assumed`` and widen the intervals.
+    """
+    own = table.get("chip", {}).get(key)
+    measured = table.get("family", {})
+    family = next((measured[name] for name in families if name in measured), None)
+    found = table["default"] | (family or {})
+    if own is not None:
+        found |= own
+    else:
+        found |= table["unseen"] if family is None else table["inherited"]
+    return msgspec.convert(found, of)
+
+
+def constants_file(name: str) -> dict[str, Any]:
+    """One file of ``data/constants``."""
+    return read_data(f"constants/{name}.toml")

@@ -1,0 +1,129 @@
+"""How a training step is split over chips, and in what numbers it is kept."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import Struct
+
+Recompute = Literal["none", "selective", "full"]
+Optimizer = Literal["adamw", "adamw8bit", "adafactor", "muon", "sgd", "none"]
+Attention = Literal["unfused", "flash", "flash2", "flash3"]
+
+
+class Plan(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How the work of one step is split.
+
+    The chips are tp × cp × pp × dp. Ranks of one tensor group lie next to each other, then those
+    of context, then data, then pipeline. Expert groups are made of the tensor-parallel groups of
+    the data and context ranks: ep divides dp × cp (× tp where experts are not split by tensor).
+
+    Args:
+        tp: Tensor-parallel degree.
+        pp: Pipeline stages.
+        dp: Data-parallel replicas.
+        cp: Context-parallel degree: each rank holds context / cp tokens of a sequence.
+        ep: Expert-parallel degree.
+        expert_tp: Tensor-parallel degree of the experts; None is that of the rest.
+        virtual: Chunks of layers a stage holds (interleaved 1F1B); 1 is plain 1F1B.
+        zero: What the data-parallel ranks share: 0 nothing, 1 optimizer states, 2 gradients too,
+            3 weights too (FSDP).
+        shard: Ranks among which ZeRO shares; None is all dp × cp (hybrid sharding: fewer).
+        sequence_parallel: Whether norms and residuals are split over the tensor group as well.
+        micro_batch: Sequences of one forward pass on one replica.
+        n_micro_batch: Micro-batches of a step: micro_batch × n_micro_batch × dp is the batch.
+        recompute: What is computed again in the backward pass: nothing, the inside of attention
+            (``selective``), or whole layers (``full``).
+        recompute_layers: With ``full``: layers of a stage it is done for; None is all.
+
+    Example:
+        >>> Plan(tp=8, pp=4, dp=2, n_micro_batch=16).n_gpu
+        64
+    """
+
+    tp: int = 1
+    pp: int = 1
+    dp: int = 1
+    cp: int = 1
+    ep: int = 1
+    expert_tp: int | None = None
+    virtual: int = 1
+    zero: Literal[0, 1, 2, 3] = 1
+    shard: int | None = None
+    sequence_parallel: bool = True
+    micro_batch: int = 1
+    n_micro_batch: int = 1
+    recompute: Recompute = "none"
+    recompute_layers: int | None = None
+
+    @property
+    def n_gpu(self) -> int:
+        """Chips in all."""
+        return self.tp * self.pp * self.dp * self.cp
+
+    @property
+    def global_batch(self) -> int:
+        """Sequences of a step."""
+        return self.micro_batch * self.n_micro_batch * self.dp
+
+    @property
+    def zero_ranks(self) -> int:
+        """Ranks among which ZeRO shares."""
+        return self.dp * self.cp if self.shard is None else self.shard
+
+
+class Adapter(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Low-rank adapters on frozen weights (LoRA); with 4-bit weights, QLoRA.
+
+    Args:
+        rank: Width r of the adapters: a matrix of out × in gets r (out + in) parameters.
+        targets: Names of the matrices, as ``q_proj``; empty is every linear one in the layers.
+        weights: Dtype of the frozen weights: ``bf16``, ``int8``, ``nf4``.
+    """
+
+    rank: int
+    targets: tuple[str, ...] = ()
+    weights: str = "bf16"
+
+
+class Recipe(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """In what numbers and by what software a step is run: facts, not fits.
+
+    Args:
+        dtype: Of the products: ``bf16``, ``fp16``, ``fp32``, ``fp8`` (a scale a tensor),
+            ``fp8-block`` (a scale a block of 128), ``mxfp8``, ``nvfp4``.
+        weights: Dtype the weights are kept in for the forward pass.
+        gradients: Dtype they are accumulated in.
+        master: Dtype of a second copy of the weights that the optimizer changes; None is none.
+        moments: Dtype of the optimizer's moments.
+        optimizer: ``adamw`` and its like; ``none`` trains nothing (or only the adapter).
+        reduce: Dtype gradients travel in.
+        attention: Its kernel.
+        fused: Whether elementwise work is fused (compiled, or hand-written kernels).
+        overlap: Whether communication runs beside compute where the schedule allows it.
+        dropout: Whether dropout masks are kept.
+        logits: Dtype of the logits that the loss reads.
+        chunked_loss: Whether the loss never holds all logits at once.
+        offload: Whether optimizer states live on the host.
+        adapter: Fine-tuning by low-rank adapters; None trains every weight.
+
+    Example:
+        >>> Recipe().optimizer
+        'adamw'
+    """
+
+    dtype: str = "bf16"
+    weights: str = "bf16"
+    gradients: str = "fp32"
+    master: str | None = "fp32"
+    moments: str = "fp32"
+    optimizer: Optimizer = "adamw"
+    reduce: str = "bf16"
+    attention: Attention = "flash3"
+    fused: bool = True
+    overlap: bool = True
+    dropout: bool = False
+    logits: str = "fp32"
+    chunked_loss: bool = False
+    offload: bool = False
+    adapter: Adapter | None = None
