@@ -9,14 +9,10 @@ from msgspec import Struct
 
 from scantling.arith import Dim, Num, maximum, product
 from scantling.costs.kernels import collective_time
+from scantling.costs.ranks import Placed, expert_tp
 from scantling.hardware import Cluster
-from scantling.ops import Op
 from scantling.spec import Spec, dtype_bytes
 from scantling.spec.plan import Plan, Recipe
-
-CLOSING = {"o", "out", "down", "value", "experts_down", "shared_down"}
-"""Products that end what is split over the tensor group, by the last word of their name."""
-
 
 class Traffic(Struct, frozen=True):
     """Seconds of communication at the speed of the collectives alone."""
@@ -38,75 +34,90 @@ class Traffic(Struct, frozen=True):
 
 
 def traffic(
-    ops: Sequence[Op], spec: Spec, plan: Plan, recipe: Recipe, cluster: Cluster, context: int
-) -> Traffic:
+    placed: Sequence[Placed], spec: Spec, plan: Plan, recipe: Recipe, cluster: Cluster,
+    context: int,
+) -> Traffic:  # fmt: skip
     """The communication of one micro-batch and of one step.
 
     Ranks of a tensor group lie next to each other, then those of context, data, pipeline.
 
     Args:
-        ops: The forward operators of one micro-batch over its whole context.
+        placed: The forward operators of one micro-batch on one rank, all layers on one stage.
         spec: The model.
         plan: How it is split.
         recipe: In what numbers.
         cluster: Where.
         context: Tokens of a sequence.
     """
-    tokens = plan.micro_batch * context / plan.cp
     size = dtype_bytes("bf16")
-    hidden = product(spec.d_model, tokens) * size
-    tensor = context_s = expert = 0.0
-    forward: Any = 0.0
-    if plan.tp > 1:
-        regions: Any = 0
-        for op in ops:
-            if op.kind == "matmul" and closes(op):
-                regions = regions + op.times
-        forward = 2 * regions * _once("all_gather", hidden, plan.tp, 1, cluster)
-        # backward: the same two, and the inputs gathered once more for the weights' gradients
-        tensor = 2 * forward + (regions * _once("all_gather", hidden, plan.tp, 1, cluster)
-                                if plan.sequence_parallel else 0.0)  # fmt: skip
-    if plan.cp > 1:
-        keys: Any = 0
-        for op in ops:
-            if op.kind == "attention" and op.cache is not None:
-                keys = keys + product(op.cache.keys_and_values(context), plan.micro_batch)
-        # keys and values gathered forward; backward again, and their gradients summed back
-        context_s = 3 * _once("all_gather", keys * size / plan.tp, plan.cp, plan.tp, cluster)
-    if plan.ep > 1:
-        sent: Any = 0.0
-        for op in ops:
-            if op.part == "experts" and op.name.endswith("experts_down"):
-                sent = sent + product(op.m, op.repeat, op.n) / plan.cp
-        # to the experts and back, forward and backward
-        split = plan.tp if plan.expert_tp == 1 else 1
-        expert = 4 * _once("all_to_all", sent * size / split, plan.ep, split, cluster)
-    pipeline = 0.0
+    hidden = product(spec.d_model, plan.micro_batch * context / plan.cp) * size
+    tensor, again = tensor_group(placed, hidden, plan, cluster)
+    pipeline: Num = 0.0
     if plan.pp > 1:
         boundary = hidden / (plan.tp if plan.sequence_parallel else 1)
-        pipeline = collective_time(cluster, "send", boundary, 2, plan.n_gpu // plan.pp).value_s
-    gather, reduced = sharing(ops, spec.n_layer, plan, recipe, cluster)
-    return Traffic(tensor, forward, context_s, expert, pipeline, gather, reduced)
+        pipeline = _once("send", boundary, 2, plan.n_gpu // plan.pp, cluster)
+    gather, reduced = sharing(placed, spec.n_layer, plan, recipe, cluster)
+    return Traffic(
+        tensor, again, context_group(placed, plan, cluster, context),
+        expert_group(placed, plan, cluster), pipeline, gather, reduced,
+    )  # fmt: skip
 
 
-def closes(op: Op) -> bool:
-    """Whether a product's output is summed over the tensor group."""
-    last = op.name.rpartition(".")[2]
-    down_of_latent = op.part == "attention" and last == "down"
-    return last in CLOSING and op.part not in {"lm_head", "router", "other"} and not down_of_latent
+def tensor_group(
+    placed: Sequence[Placed], hidden: Num, plan: Plan, cluster: Cluster
+) -> tuple[Num, Num]:
+    """What a micro-batch sends in its tensor group, and the part of it that is forward.
+
+    Each region between a product split by its outputs and one split by its inputs gathers the
+    stream before and scatters the sums after (an all-reduce is both, one after the other);
+    backward does the same, and gathers the inputs once more for the gradients of the weights.
+    """
+    if plan.tp == 1:
+        return 0.0, 0.0
+    regions: Any = 0
+    for p in placed:
+        if p.split == "in" and p.op.part != "experts":
+            regions = regions + p.op.times
+    one = regions * _once("all_gather", hidden, plan.tp, 1, cluster)
+    return (4 + plan.sequence_parallel) * one, 2 * one
+
+
+def context_group(placed: Sequence[Placed], plan: Plan, cluster: Cluster, context: int) -> Num:
+    """Keys and values gathered forward, again backward, and their gradients summed back."""
+    if plan.cp == 1:
+        return 0.0
+    kept: Any = 0
+    for p in placed:
+        if p.op.kind == "attention" and p.op.cache is not None:
+            kept = kept + product(p.op.cache.keys_and_values(context), plan.micro_batch)
+    return 3 * _once("all_gather", kept * dtype_bytes("bf16"), plan.cp, plan.tp, cluster)
+
+
+def expert_group(placed: Sequence[Placed], plan: Plan, cluster: Cluster) -> Num:
+    """Tokens sent to their experts and back, forward and backward."""
+    if plan.ep == 1:
+        return 0.0
+    split = expert_tp(plan)
+    total: Any = 0.0
+    for p in placed:
+        if p.op.part == "experts" and p.split == "in":
+            sent = product(p.op.m, p.op.repeat, p.op.n) * (dtype_bytes("bf16") / split)
+            each = _once("all_to_all", sent / p.op.times, plan.ep, split, cluster)
+            total = total + 4 * p.op.times * each
+    return total
 
 
 def sharing(
-    ops: Sequence[Op], n_layer: Dim, plan: Plan, recipe: Recipe, cluster: Cluster
+    placed: Sequence[Placed], n_layer: Dim, plan: Plan, recipe: Recipe, cluster: Cluster
 ) -> tuple[Num, Num]:
-    """Gathering the weights of a rank's layers once, and summing their gradients once."""
-    dense, routed = held(ops, plan)
+    """Gathering the weights of a rank once, and summing their gradients once."""
+    dense, routed = held(placed, plan)
     ranks = plan.zero_ranks
-    routed_ranks = max(1, ranks * plan.tp // (plan.ep * (plan.expert_tp or plan.tp)))
+    routed_ranks = max(1, ranks * plan.tp // (plan.ep * expert_tp(plan)))
     gather: Any = 0.0
     reduced: Any = 0.0
     kind = "reduce_scatter" if plan.zero >= 1 else "all_reduce"
-    groups = ((dense, ranks, plan.tp), (routed, routed_ranks, plan.tp * plan.ep))
+    groups = ((dense, ranks, plan.tp), (routed, routed_ranks, plan.ep * expert_tp(plan)))
     for weights, group, stride in groups:
         if isinstance(weights, int | float) and weights == 0:
             continue
@@ -120,23 +131,19 @@ def sharing(
     return gather, reduced
 
 
-def held(ops: Sequence[Op], plan: Plan) -> tuple[Num, Num]:
-    """Weights of the layers and the two ends that one rank holds: all but routed experts, those.
-
-    The two ends are counted as if spread evenly over the pipeline.
-    """
+def held(placed: Sequence[Placed], plan: Plan) -> tuple[Num, Num]:
+    """Weights that one rank holds: all but routed experts, and those; stages hold equal shares."""
     dense: Any = 0
     routed: Any = 0
-    for op in ops:
-        for t in op.tensors:
+    for p in placed:
+        for t in p.op.tensors:
             if t.alias is not None or t.buffer:
                 continue
             if t.experts is None:
                 dense = dense + t.size()
             else:
                 routed = routed + t.size()
-    split = plan.ep * (plan.tp if plan.expert_tp is None else plan.expert_tp)
-    return dense / (plan.tp * plan.pp), routed / (split * plan.pp)
+    return dense / plan.pp, routed / plan.pp
 
 
 def shown(sent_s: Num, beside_s: Num, exposed: float) -> Num:
@@ -161,4 +168,4 @@ def _once(kind: Any, size: Num, ranks: int, stride: int, cluster: Cluster) -> An
     return maximum(between, collective_time(cluster, kind, size, here, stride).value_s)
 
 
-__all__ = ["Traffic", "closes", "held", "shown", "sharing", "traffic"]
+__all__ = ["Traffic", "held", "shown", "traffic"]

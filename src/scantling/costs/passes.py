@@ -13,11 +13,12 @@ from msgspec import Struct
 
 from scantling.arith import Num, product, wide
 from scantling.costs.kernels import attention_time, elementwise_time, gemm_time
+from scantling.costs.ranks import Placed
 from scantling.hardware import Chip
 from scantling.hardware.constants import StepConstants
 from scantling.hardware.curve import interpolate
 from scantling.ops import Op
-from scantling.spec.plan import Plan, Recipe
+from scantling.spec.plan import Recipe
 from scantling.spec.workload import dtype_bytes, plain_dtype
 
 NARROW = {"fp8", "fp8-block", "mxfp8", "nvfp4"}
@@ -77,62 +78,73 @@ class Pass(Struct, frozen=True):
     backward: Work
     core: Work
     """The attention cores of the forward pass: what selective recomputation runs again."""
+    products: Work
+    """The products of the forward pass through the layers."""
     head: Work
     """Output product and loss, forward and backward."""
     embedding: Work
 
 
-def one_pass(ops: Iterable[Op], plan: Plan, recipe: Recipe, chip: Chip) -> Pass:
+def one_pass(placed: Iterable[Placed], recipe: Recipe, chip: Chip) -> Pass:
     """Kernels of one micro-batch.
 
     Args:
-        ops: The forward operators of one micro-batch over its whole context.
-        plan: How they are split over the tensor, context and expert groups.
+        placed: The forward operators of one micro-batch on one rank.
         recipe: In what numbers, and by what kernels.
         chip: Where.
     """
-    forward, backward, core, head, embedding = Work(), Work(), Work(), Work(), Work()
-    for op in ops:
+    forward, backward, core, products, head, embedding = (Work() for _ in range(6))
+    for p in placed:
+        op = p.op
         end = head if op.part == "lm_head" else embedding if op.kind == "lookup" else None
-        for kind, once, again in _kernels(op, plan, recipe, chip):
+        for kind, once, again in _kernels(op, recipe, chip):
             (forward if end is None else end).add(kind, once)
             (backward if end is None else end).add(kind, again)
             if op.kind == "attention":
                 core.add(kind, once)
-    return Pass(forward, backward, core, head, embedding)
+            elif op.kind == "matmul" and end is None:
+                products.add(kind, once)
+    return Pass(forward, backward, core, products, head, embedding)
 
 
-def _kernels(op: Op, plan: Plan, recipe: Recipe, chip: Chip) -> Iterator[tuple[str, Num, Num]]:
+def _kernels(op: Op, recipe: Recipe, chip: Chip) -> Iterator[tuple[str, Num, Num]]:
     """What one operator runs: kind of work, forward, backward."""
     if op.kind == "attention":
-        yield from _attention(op, plan, recipe, chip)
-    elif op.kind in {"matmul", "scan"}:
-        yield from _product(op, plan, recipe, chip)
+        yield from _attention(op, recipe, chip)
+    elif op.kind == "scan":
+        moved = product(op.elements, op.m, op.repeat) * dtype_bytes(wide_dtype(recipe))
+        once = gemm_time(chip, wide_dtype(recipe), op.flops("unpadded"), moved, 0).value_s
+        yield "scan", once, 2 * once
+        yield "kernels", wide(op.times), 2 * wide(op.times)
+    elif op.kind == "matmul":
+        yield from _product(op, recipe, chip)
     else:
-        yield from _light(op, plan, chip)
+        yield from _light(op, chip)
 
 
-def _product(op: Op, plan: Plan, recipe: Recipe, chip: Chip) -> Iterator[tuple[str, Num, Num]]:
-    """y = x W, then dx = dy Wᵀ and dW = xᵀ dy: three products of one size."""
-    narrow = recipe.dtype in NARROW and op.part in NARROW_PARTS and op.kind == "matmul"
-    dtype = plain_dtype(recipe.dtype.removesuffix("-block")) if narrow else wide_dtype(recipe)
-    tp = 1 if op.part == "router" else plan.tp
+def _product(op: Op, recipe: Recipe, chip: Chip) -> Iterator[tuple[str, Num, Num]]:
+    """y = x W, then dx = dy Wᵀ and dW = xᵀ dy: three products of one size.
+
+    Routed experts are one grouped product: rows are spread evenly over the experts of the rank.
+    """
+    narrow = recipe.dtype in NARROW and op.part in NARROW_PARTS
+    dtype = recipe.dtype.removesuffix("-block") if narrow else wide_dtype(recipe)
+    launched = wide(op.times)
     weights: Any = 0
     for t in op.tensors:
         held: Any = product(t.each(), op.times)
-        weights = weights + (held if t.experts is None else held * t.experts / plan.ep)
-    rows: Any = product(op.m, op.repeat) / plan.cp
-    moved = (weights / tp + rows * (op.n + op.k / tp)) * dtype_bytes(dtype)
-    launched = wide(op.times)
-    once = gemm_time(chip, dtype, op.flops("causal") / (tp * plan.cp), moved, launched).value_s
-    kind = "scan" if op.kind == "scan" else "experts" if op.part == "experts" else "matmul"
+        weights = weights + (held if t.experts is None else held * t.experts)
+    rows: Any = product(op.m, op.repeat)
+    moved = (weights + rows * (op.n + op.k)) * dtype_bytes(plain_dtype(dtype))
+    once = gemm_time(chip, plain_dtype(dtype), op.flops(), moved, launched).value_s
+    kind = "experts" if op.part == "experts" else "matmul"
     if narrow:
         kind = "narrow" if kind == "matmul" else "experts_narrow"
-        copied = (rows * (op.n + 2 * op.k) + weights) / tp
+        copied = rows * (op.n + 2 * op.k) + weights
         light = elementwise_time(chip, copied * (QUANTISED_BYTES / 3), 0).value_s
         yield "light", light, 2 * light
     if op.part == "lm_head":
-        light = _loss(op, plan, recipe, chip)
+        light = elementwise_time(chip, rows * op.n * loss_bytes(recipe), 0).value_s
         yield "light", light / 2, light / 2
     yield kind, once, 2 * once
     yield "kernels", launched, 2 * launched
@@ -143,51 +155,47 @@ def wide_dtype(recipe: Recipe) -> str:
     return "bf16" if recipe.dtype in NARROW else recipe.dtype
 
 
-def _loss(op: Op, plan: Plan, recipe: Recipe, chip: Chip) -> Num:
-    """The softmax over the vocabulary and its gradient.
+def loss_bytes(recipe: Recipe) -> float:
+    """Bytes the softmax over the vocabulary and its gradient move for each logit.
 
     Written by the product (2 bytes), cast to the loss's dtype of b bytes (2 + b), read twice by
     the softmax for maximum and sum, read and written by its gradient (4 b), cast back (b + 2):
-    6 + 6 b. A chunked or fused loss keeps them on the chip but for one pass each way: 6.
+    6 + 6 b. One kernel for the loss and its gradient passes twice and once more for the
+    gradient's product: 2 + 2 × 2 + 2. Chunks stay in the cache: 2 + 2 + 2.
     """
-    passed = 6 if recipe.chunked_loss else 6 + 6 * dtype_bytes(recipe.logits)
-    elements = product(op.m, op.n) / (plan.tp * plan.cp)
-    return elementwise_time(chip, elements * passed, 0).value_s
+    if recipe.chunked_loss:
+        return 6.0
+    return 8.0 if recipe.fused_loss else 6 + 6 * dtype_bytes(recipe.logits)
 
 
-def _attention(op: Op, plan: Plan, recipe: Recipe, chip: Chip) -> Iterator[tuple[str, Num, Num]]:
-    """The core: heads are split over the tensor group, queries over that of the context.
+def _attention(op: Op, recipe: Recipe, chip: Chip) -> Iterator[tuple[str, Num, Num]]:
+    """The core. Its backward has four products where forward has two, and runs one of these again.
 
-    Its backward pass has four products where the forward has two, and runs one of these again.
+    Unfused it is made of products over all pairs and of passes over the scores.
     """
     dtype = wide_dtype(recipe)
-    share = plan.tp * plan.cp
-    moved = product(op.elements, op.m, op.repeat) * dtype_bytes(dtype) / share
+    moved = product(op.elements, op.m, op.repeat) * dtype_bytes(dtype)
     launched = wide(op.times)
     if recipe.attention == "unfused":
-        pairs = product(op.m, op.n, op.repeat) / share
-        once = gemm_time(chip, dtype, op.flops("full") / share, moved + 4 * pairs, 0).value_s
+        pairs = product(op.m, op.n, op.repeat)
+        once = gemm_time(chip, dtype, op.flops("full"), moved + 4 * pairs, 0).value_s
         light = elementwise_time(chip, pairs * SCORE_BYTES, 0).value_s
         yield "matmul", once, 2 * once
         yield "light", light, 1.5 * light
         yield "kernels", 4 * launched, 6 * launched
         return
     width: Any = op.k // 2
-    flops = op.flops("causal") / share
-    once = attention_time(chip, dtype, flops, moved, width, launched).value_s
+    once = attention_time(chip, dtype, op.flops("causal"), moved, width, launched).value_s
     if recipe.attention == "flash":  # the first one lost more on wide heads
         once = once * interpolate(width, chip.constants.step.flash_width)
     yield "attention", once, 2.5 * once
     yield "kernels", launched, launched
 
 
-def _light(op: Op, plan: Plan, chip: Chip) -> Iterator[tuple[str, Num, Num]]:
+def _light(op: Op, chip: Chip) -> Iterator[tuple[str, Num, Num]]:
     """Work that moves bytes: forward once, backward twice (the gradient comes in as well)."""
-    inside = op.part in NARROW_PARTS and op.kind == "elementwise"
-    tp = plan.tp if inside or plan.sequence_parallel else 1
+    once = elementwise_time(chip, product(op.elements, op.m, op.repeat) * 2, 0).value_s
     launched = wide(op.times)
-    moved = product(op.elements, op.m, op.repeat) * (2 / (tp * plan.cp))
-    once = elementwise_time(chip, moved, 0).value_s
     yield "light", once, 2 * once
     yield "kernels", launched, launched
 

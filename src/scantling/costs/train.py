@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from scantling.arith import Dim, Num, product
 from scantling.costs.count import Convention, forward_flops
@@ -13,6 +15,7 @@ from scantling.costs.exposed import Traffic, held, shown, traffic
 from scantling.costs.kernels import elementwise_time
 from scantling.costs.passes import NARROW, Pass, one_pass
 from scantling.costs.pipeline import schedule
+from scantling.costs.ranks import placed_operators
 from scantling.hardware import Cluster
 from scantling.hardware.constants import StepConstants
 from scantling.ops import Op, operators
@@ -72,16 +75,18 @@ class Terms(Struct, frozen=True):
     optimizer_s: Num
     offload_bytes: Num
     n_layer: Dim
+    mtp_passes: int
 
 
-def terms(ops: tuple[Op, ...], spec: Spec, plan: Plan, recipe: Recipe, context: int,
-          cluster: Cluster) -> Terms:  # fmt: skip
+def terms(spec: Spec, plan: Plan, recipe: Recipe, context: int, cluster: Cluster,
+          mtp_passes: int = 0) -> Terms:  # fmt: skip
     """The parts of a step before the constants of the chip.
 
     The optimizer reads the gradients twice (norm, update), reads and writes the master copy and
     two moments, and writes the weights.
     """
-    dense, routed = held(ops, plan)
+    placed = placed_operators(spec, replace(plan, pp=1, virtual=1), context)
+    dense, routed = held(placed, plan)
     owned: Any = (dense + routed) / (plan.zero_ranks if plan.zero >= 1 else 1)
     master = dtype_bytes(recipe.master) if recipe.master else 0.0
     each = 2 * dtype_bytes(recipe.gradients) + 2 * master + dtype_bytes(recipe.weights)
@@ -89,12 +94,12 @@ def terms(ops: tuple[Op, ...], spec: Spec, plan: Plan, recipe: Recipe, context: 
         each = each + 4 * dtype_bytes(recipe.moments)
     moved = owned * each
     on_chip = elementwise_time(cluster.chip, moved, 0).value_s
-    offloaded = recipe.offload
     handled = elementwise_time(cluster.chip, (dense + routed) * handled_bytes(recipe), 0).value_s
     return Terms(
-        one_pass(ops, plan, recipe, cluster.chip),
-        traffic(ops, spec, plan, recipe, cluster, context),
-        handled if plan.zero >= 2 else 0.0, 0.0 if offloaded else on_chip, moved if offloaded else 0.0, spec.n_layer,
+        one_pass(placed, recipe, cluster.chip),
+        traffic(placed, spec, plan, recipe, cluster, context),
+        handled if plan.zero >= 2 else 0.0, 0.0 if recipe.offload else on_chip,
+        moved if recipe.offload else 0.0, spec.n_layer, mtp_passes,
     )  # fmt: skip
 
 
@@ -124,9 +129,13 @@ def assemble(t: Terms, plan: Plan, recipe: Recipe, c: StepConstants) -> Parts:
             again = forward * (plan.recompute_layers * plan.pp / n_layer)
     elif plan.recompute == "selective":
         again = one.core.seconds(c, recipe)
+    elif plan.recompute == "products":  # all but attention and every other product
+        again = forward - one.core.seconds(c, recipe) - 0.5 * one.products.seconds(c, recipe)
     light = c.fused if recipe.fused else c.eager
     layers = forward + light * t.handled_s + one.backward.seconds(c, recipe) + again
     head, embedding = one.head.seconds(c, recipe), one.embedding.seconds(c, recipe)
+    if t.mtp_passes:  # each is one more layer and one more output product
+        head = head * (1 + t.mtp_passes) + layers * (t.mtp_passes / n_layer)
     tensor = sent.tensor_s + (sent.tensor_again_s if plan.recompute == "full" else 0.0)
     beside = c.exposed_tensor if recipe.overlap else c.serial
     inside = beside * (tensor + sent.context_s + sent.expert_s)
@@ -172,7 +181,7 @@ def spread(plan: Plan, recipe: Recipe, c: StepConstants, *, experts: bool) -> fl
 
 def training_step(
     spec: Spec, plan: Plan, recipe: Recipe, context: int, cluster: Cluster,
-    convention: Convention = "causal",
+    convention: Convention = "causal", mtp_passes: int = 0,
 ) -> Step:  # fmt: skip
     """The time of one step.
 
@@ -183,6 +192,7 @@ def training_step(
         context: Tokens of a sequence.
         cluster: Where.
         convention: What MFU counts (``costs.count.CONVENTIONS``).
+        mtp_passes: Runs of modules that predict later tokens; FLOPs do not count them.
 
     Example:
         >>> from scantling import catalog
@@ -195,7 +205,7 @@ def training_step(
     work = Workload("prefill", plan.micro_batch, context)
     ops = operators(spec, work)
     c = cluster.chip.constants.step
-    parts = assemble(terms(ops, spec, plan, recipe, context, cluster), plan, recipe, c)
+    parts = assemble(terms(spec, plan, recipe, context, cluster, mtp_passes), plan, recipe, c)
     tokens = plan.global_batch * context
     forward: Any = forward_flops(ops, convention)
     flops = product(forward, 3 * plan.n_micro_batch * plan.dp)
@@ -229,9 +239,13 @@ def _again(plan: Plan, ops: tuple[Op, ...], spec: Spec, convention: Convention) 
     if plan.recompute == "none":
         return 1.0
     whole = forward_flops(ops, convention)
-    kept = {"full": lambda op: op.part != "lm_head", "selective": lambda op: op.kind == "attention"}
+    kept: dict[str, Callable[[Op], bool]]
+    kept = {"full": lambda op: op.part != "lm_head", "selective": lambda op: op.kind == "attention",
+            "products": lambda op: op.kind == "matmul" and op.part != "lm_head"}
     counted = "causal" if convention == "causal" else "full"
     part: Any = sum((op.flops(counted) for op in ops if kept[plan.recompute](op)), start=0)
+    if plan.recompute == "products":
+        part = part / 2
     if plan.recompute == "full" and plan.recompute_layers is not None:
         part = part * (plan.recompute_layers * plan.pp / spec.n_layer)
     return 1 + part / (3 * whole)
