@@ -13,11 +13,12 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from scantling import catalog
-from scantling.costs.count import Convention
+from scantling.costs.count import Convention, forward_flops
 from scantling.costs.train import Step, training_step
 from scantling.formats import hf
 from scantling.hardware import Chip, Cluster, chip, cluster
-from scantling.spec import Spec, vary
+from scantling.ops import operators
+from scantling.spec import Spec, Workload, vary
 from scantling.spec.plan import Plan, Recipe
 from scantling.validate.table import CsvRow, NotScoredError
 
@@ -260,7 +261,7 @@ def nemo_long(row: CsvRow) -> Run:
     return Run(spec=catalog.resolve(row["model"]).spec, plan=plan,
                recipe=Recipe(dtype="fp8", fused_loss=True),
                cluster=cluster(row["gpu"], n_gpu), context=int(row["seq_len"]),
-               group=row["gpu"])  # fmt: skip
+               group=row["gpu"], convention="full")  # fmt: skip
 
 
 @runs("train_maxtext_tpu.csv")
@@ -300,3 +301,31 @@ def mleng_long(row: CsvRow) -> Run:
 def resolved(row: CsvRow, **_: Any) -> Spec:
     """The model a row names."""
     return catalog.resolve(row["model"]).spec
+
+
+def measured_step(table: str, row: CsvRow, run: Run) -> float:
+    """Seconds of a step that a row's figure says, by the table's own convention of FLOPs."""
+    if table == "train_korthikanti2022_itertime.csv":
+        return float(row["iter_time_s"])
+    if table == "train_simumax_b200.csv":
+        return float(row["iter_time_ms"]) / 1e3
+    tokens = row.get("tokens_per_s_per_gpu") or row.get("tokens_per_s_per_chip")
+    if tokens:
+        return run.tokens_a_chip / float(tokens)
+    column = next(c for c in FLOP_COLUMNS if row.get(c))
+    return flops_a_chip(table, row, run) / (float(row[column]) * 1e12)
+
+
+FLOP_COLUMNS = ("tflops_per_gpu", "tflops_per_gpu_with_cp", "model_tflops_per_gpu",
+                "tflops_per_chip")  # fmt: skip
+
+
+def flops_a_chip(table: str, row: CsvRow, run: Run) -> float:
+    """FLOPs of a step for each chip as the table counts them."""
+    work = Workload("prefill", 1, run.context)
+    ops = operators(run.spec, work)
+    forward: Any = forward_flops(ops, run.convention)
+    if "counts full recompute" in row.get("tflops_kind", ""):
+        head: Any = sum((op.flops() for op in ops if op.part == "lm_head"), start=0)
+        forward = forward + (forward - head) / 3
+    return float(3 * forward) * run.plan.global_batch / run.cluster.n_gpu
