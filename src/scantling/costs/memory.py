@@ -4,6 +4,7 @@
                  divided among the ranks that share them (ZeRO 1: optimizer, 2: gradients, 3: all)
     backward     states + what all micro-batches in flight left + one layer's gradients
     loss         states + what those of the last stage left + copies of the logits
+    head         the same with the logits' gradient only, and the gradient of the head's matrix
     step         states + the optimizer's own copy
 
 The peak is the largest of these over the stages, never their sum.
@@ -44,7 +45,8 @@ class TrainingMemory(Struct, frozen=True, kw_only=True):
     buffers: Num
     """Gathered weights, gradients before they are shared, scales and scratch."""
     moment: Any
-    """When the peak is: ``backward``, ``loss`` or ``optimizer step``; of a column an array."""
+    """When the peak is: ``backward``, ``loss``, ``head`` (its backward pass) or
+    ``optimizer step``; of a column an array."""
     stage: Any = 0
     """The pipeline stage of that rank."""
     reserved: Num = 0
@@ -94,16 +96,21 @@ def stage_peaks(
     left = kept(ops, spec.d_model, plan, recipe, rows)
     waiting = in_flight(plan, stage, left)
     again: Any = left.one_layer if plan.recompute in {"full", "products"} else 0
-    weight_gradients = _gradient_buffers(ops, plan, recipe)
+    gradients = _gradient_buffers(ops, plan, recipe)
     always = held.scales + gathered_bytes(ops, plan, recipe) + _workspace()
     if recipe.adapter is not None:
         always = always + unpacked_bytes(ops, recipe.adapter)
     backward = waiting + left.temporary + again
-    found = [_moment("backward", stage, held, backward, 0, always + weight_gradients.layers)]
+    made = gradients.layers
+    found = [_moment("backward", stage, held, backward, 0, always + made)]
     if stage == plan.pp - 1:
-        logits = _loss_bytes(ops, recipe)
-        buffers = always + weight_gradients.layers + weight_gradients.head
-        found.append(_moment("loss", stage, held, waiting, logits, buffers))
+        logits = _loss_bytes(ops, recipe, live_logits(recipe))
+        head = _loss_bytes(ops, recipe, 2 * item(recipe))
+        kept_made = 0 if plan.zero >= 2 else made
+        found += [
+            _moment("loss", stage, held, waiting, logits, always + kept_made),
+            _moment("head", stage, held, waiting, head, always + kept_made + gradients.head),
+        ]
     step: Any = held.copy
     found.append(_moment("optimizer step", stage, held, 0, 0, always + step))
     return found
@@ -374,12 +381,12 @@ CHUNKS = 16
 """Pieces in which a chunked loss goes through the tokens, at least."""
 
 
-def _loss_bytes(ops: tuple[Placed, ...], recipe: Recipe) -> Num:
-    """Live logits of a micro-batch on one rank of the last stage."""
+def _loss_bytes(ops: tuple[Placed, ...], recipe: Recipe, each: float) -> Num:
+    """Logits of a micro-batch on one rank of the last stage, at so many bytes."""
     found: Any = 0
     for placed in ops:
         if placed.op.name == "model.lm_head":
-            found = found + product(placed.op.m, placed.op.n, live_logits(recipe))
+            found = found + product(placed.op.m, placed.op.n, each)
     return found / CHUNKS if recipe.chunked_loss else found
 
 
