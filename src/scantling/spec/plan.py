@@ -120,6 +120,8 @@ class Recipe(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         fused_loss: Whether one kernel makes the loss and, in place, its gradient.
         foreach: Whether the optimizer works on lists of tensors, which takes one more copy of the
             weights at the step.
+        sized_experts: Whether the host need not wait for how many tokens each expert gets: a fixed
+            capacity, or kernels that read the counts themselves.
         offload: Whether optimizer states live on the host.
         adapter: Fine-tuning by low-rank adapters; None trains every weight.
 
@@ -143,5 +145,6 @@ class Recipe(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     chunked_loss: bool = False
     fused_loss: bool = False
     foreach: bool = False
+    sized_experts: bool = False
     offload: bool = False
     adapter: Adapter | None = None

@@ -35,6 +35,7 @@ class StepConstants(Fitted, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         optimizer: Of the optimizer's bytes.
         gap_eager_s: What each kernel adds that its predecessor does not hide, run eagerly.
         gap_fused_s: The same compiled or with few kernels.
+        wait_experts_s: What a pass through a layer of experts adds where the host waits for sizes.
         offload_bytes_per_s: Optimizer bytes a rank passes to and from the host in a second.
         decode: Factor of a decoding step over its kernels, on one chip.
         decode_low: The lower end of its 90 % range.
@@ -65,6 +66,7 @@ class StepConstants(Fitted, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     optimizer: float
     gap_eager_s: float
     gap_fused_s: float
+    wait_experts_s: float
     offload_bytes_per_s: float
     decode: float
     decode_low: float
