@@ -65,7 +65,7 @@ class Work:
             "experts_narrow": c.experts * narrow,
             "attention": c.attention_at(recipe.attention), "scan": c.scan,
             "light": c.fused if recipe.fused else c.eager,
-            "waits": c.wait_experts_s,
+            "cold": c.cold, "waits": c.wait_experts_s,
             "kernels": c.gap_fused_s if recipe.fused else c.gap_eager_s,
         }  # fmt: skip
         total: Num = 0.0
@@ -154,6 +154,9 @@ def _product(op: Op, recipe: Recipe, chip: Chip) -> Iterator[tuple[str, Num, Num
             yield "waits", launched / 2, launched
     if narrow:
         kind = "narrow" if kind == "matmul" else "experts_narrow"
+    moved = (op.m + 0.0) * op.repeat * (op.n + op.k) * 2.0
+    cold = elementwise_time(chip, moved, 0).value_s
+    yield "cold", cold, 2 * cold
     yield kind, forward, inputs + weights
     yield "kernels", launched, 2 * launched
 

@@ -19,6 +19,8 @@ class StepConstants(Fitted, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         matmul_block: Of products in FP8 with a scale a block of 128.
         matmul_mxfp8: Of products in MXFP8.
         matmul_nvfp4: Of products in NVFP4.
+        cold: Share of a product's activations that pass through memory beside its arithmetic:
+            alone it finds them in the cache of the run before, in a step it does not.
         experts: Of grouped products, over that of plain ones.
         flash: Of attention by the first FlashAttention.
         flash_width: How its factor changes with the width of a head, 1 at 64.
@@ -51,6 +53,7 @@ class StepConstants(Fitted, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     matmul_block: float
     matmul_mxfp8: float
     matmul_nvfp4: float
+    cold: float
     experts: float
     flash: float
     flash_width: tuple[tuple[int, float], ...]
