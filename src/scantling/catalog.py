@@ -30,7 +30,7 @@ DECORATION = re.compile(
     r"hf|it|pt|chat|instruct|base|text|exp|preview|thinking|original|meta|nvidia|gguf|awq|gptq"
     r"|dynamic|bf16|fp16|mxfp8|fp8|nvfp4|mxfp4|fp4|int8|int4|w\d+a\d+|\d+k|\d{4}|v\d+\.\d+|v1"
 )
-"""Words of a name that say how weights were tuned, stored or dated, and not what shape they have."""
+"""Words of a name that say how weights were tuned, stored or dated, and not their shape."""
 SIZE = re.compile(r"(?:\d+x)?a?\d+(?:\.\d+)?[bm]")
 SIZE_TOLERANCE = 0.25
 """Share by which a size stated beside a name may miss the count: 1.3 is said of 1.42 billion."""
@@ -237,6 +237,11 @@ def load(given: str | Path | dict[str, Any] | Spec, *, assume: bool = False) -> 
         return _from_config(config, name, notes, assume)
     if path.suffix in {".json", ".safetensors", ".gguf"}:
         raise FieldError("model", text, "does not exist")
+    return _by_name(text, assume)
+
+
+def _by_name(text: str, assume: bool) -> Loaded:
+    """A name of the catalogue, a hub id, or another spelling of a name."""
     try:
         return loaded(text)
     except UnknownNameError as error:

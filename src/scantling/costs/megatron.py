@@ -68,7 +68,7 @@ def megatron_flops(spec: Spec, context: Dim, mtp_passes: int = 0) -> Num:
     Example:
         >>> from scantling import catalog
         >>> megatron_flops(catalog.model("llama-3-8b"), 8192) / 8192 / 1e9
-        51.46841088
+        51.470401536
     """
     if spec.encoder is not None:
         raise _unknown("an encoder")
