@@ -13,7 +13,7 @@ import pytest
 from case_files import case, holds, read
 from scantling import catalog
 from scantling.costs.count import attention_flops, flops, forward_flops, parameters
-from scantling.costs.megatron import megatron_flops
+from scantling.costs.megatron import EARLY, TODAY, accounting, megatron_flops
 from scantling.costs.utilisation import achieved, chunk_flops, six_nd, undercount
 from scantling.errors import FieldError
 from scantling.formats import hf
@@ -233,6 +233,32 @@ def test_a_state_space_layer_is_counted_as_twice_the_width_whatever_it_is():
     assert megatron_flops(nano, S) == 3 * S * (
         23 * mamba + 6 * attention + 23 * experts + 2 * D * 131_072
     )
+
+
+def test_early_releases_counted_less_of_gpt_oss_and_the_same_of_llama():
+    """Experts had two matrices of three, windowed layers all pairs: the difference by hand."""
+    S, D, L, q, top, window = 4096, 2880, 36, 64 * 64, 4, 128
+    spec = catalog.model("gpt-oss-120b")
+    early, today = (megatron_flops(spec, S, 0, how) for how in (EARLY, TODAY))
+    gate = 6 * S * L * top * D * D
+    windowed = 6 * q * (L // 2) * (S * S - (2 * window * S - window * (window - 1)))
+    assert today - early == gate - windowed
+    llama = catalog.model("llama-3-8b")
+    assert megatron_flops(llama, S, 0, EARLY) == megatron_flops(llama, S)
+
+
+def test_early_releases_took_a_delta_rule_for_attention():
+    spec = catalog.model("qwen3-next-80b-a3b")
+    attention = next(m for m in modules(spec) if type(m).__name__ == "GroupedAttention")
+    D, q, kv = 2048, attention.n_head * attention.d_head, attention.n_kv_head * attention.d_head
+    experts = 6 * D * 512 * (10 + 1)
+    layer = 2 * D * (2 * q + 2 * kv) + 2 * q * 4096 + experts
+    assert megatron_flops(spec, 4096, 0, EARLY) == 3 * 4096 * (48 * layer + 2 * D * 151_936)
+
+
+def test_a_release_counts_by_its_date():
+    assert accounting("25.11") == accounting("26.04.01") == EARLY
+    assert accounting("26.06") == accounting("26.08") == TODAY
 
 
 def test_it_counts_columns_as_it_counts_models():
