@@ -154,11 +154,10 @@ def _kinds(spec: Spec) -> list[Layer]:
 
 def _predictor(spec: Spec) -> list[Layer]:
     """The layers of one prediction module."""
-    last = spec.decoder.kind(spec.decoder.layout[-1].pattern[-1])
     if not _single(spec):
-        name = spec.decoder.expand()[-1]
-        last = spec.decoder.kind(name)
-        return [_windowed(last)]
+        pattern = spec.decoder.layout[-1].pattern
+        name = pattern[0] if len(pattern) == 1 else spec.decoder.expand()[-1]
+        return [_windowed(spec.decoder.kind(name))]
     attention = GroupedAttention | LatentAttention
     mixers = [k for k in _kinds(spec) if isinstance(k.blocks[0].branches[0].module, attention)]
     feeds = [k for k in _kinds(spec) if isinstance(k.blocks[0].branches[0].module, Dense | Experts)]
