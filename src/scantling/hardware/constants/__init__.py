@@ -15,8 +15,14 @@ from msgspec import Struct
 from scantling.hardware.constants.attention import AttentionConstants
 from scantling.hardware.constants.collective import CollectiveConstants
 from scantling.hardware.constants.elementwise import ElementwiseConstants
-from scantling.hardware.constants.fitted import Fitted, constants_file, inherit, overlaid
-from scantling.hardware.constants.gemm import GemmConstants, ProductConstants
+from scantling.hardware.constants.fitted import (
+    Fitted,
+    Scattered,
+    constants_file,
+    inherit,
+    overlaid,
+)
+from scantling.hardware.constants.gemm import GemmConstants, GroupedConstants, ProductConstants
 from scantling.hardware.constants.step import StepConstants
 
 __all__ = [
@@ -26,7 +32,9 @@ __all__ = [
     "ElementwiseConstants",
     "Fitted",
     "GemmConstants",
+    "GroupedConstants",
     "ProductConstants",
+    "Scattered",
     "StepConstants",
     "constants",
 ]
