@@ -77,21 +77,28 @@ def fit(tables, keeps=None):
     return unpacked(got.x)
 
 
-def with_scale(value, seconds, found):
-    """Constants with the scale of log residuals over length: local quantiles around knots."""
+def with_scale(value, seconds, kinds, found):
+    """Constants with the scale of log residuals: by length around knots, then by kind."""
     logs = np.log(seconds / value)
     near = hats(value, SECONDS)
-    points = [np.quantile(np.abs(logs), 0.88, weights=None)] * len(SECONDS)
+    points = np.full(len(SECONDS), np.quantile(np.abs(logs), 0.88))
     for i in range(len(SECONDS)):
         of = near[:, i] > 0.35
         if of.sum() > 20:
             points[i] = np.quantile(np.abs(logs[of]), 0.88)
     scale = 2 ** (near @ np.log2(points))
+    spreads = {}
+    for kind in FRACTIONS:
+        of = kinds == kind
+        spreads[f"{kind}_spread"] = float(np.quantile(np.abs(logs[of]) / scale[of], 0.88))
+        scale[of] *= spreads[f"{kind}_spread"]
     below, above = np.quantile(logs / scale, TAILS)
     error = np.median(np.abs(value / seconds - 1))
-    spread = tuple(zip(SECONDS, np.log2(points).tolist(), strict=True))
-    return found | {"spread_rows": ((1, 0.0),), "spread_s": spread, "below": float(-below),
-                    "above": float(above), "error": float(error)}  # fmt: skip
+    knots = tuple(zip(SECONDS, np.log2(points).tolist(), strict=True))
+    spreads |= {"spread_rows": ((1, 0.0),), "spread_s": knots}
+    return found | spreads | {
+        "below": float(-below), "above": float(above), "error": float(error),
+    }  # fmt: skip
 
 
 def show(name, t, value, low, high):
@@ -122,13 +129,23 @@ def elementwise_lines(folder):
         rest = [other for other in tables if other is not t]
         others = fit(rest)
         value = np.concatenate([r.time(others)[0] for r in rest])
-        others = with_scale(value, np.concatenate([r.seconds for r in rest]), others)
+        others = with_scale(
+            value,
+            np.concatenate([r.seconds for r in rest]),
+            np.concatenate([r.kind for r in rest]),
+            others,
+        )
         show(f"light work {t.chip.key} by the others", t, *t.time(others))
         widens.append(widening(t, others))
     print("    widen", [round(w, 1) for w in widens])
     found = fit(tables)
     value = np.concatenate([t.time(found)[0] for t in tables])
-    found = with_scale(value, np.concatenate([t.seconds for t in tables]), found)
+    found = with_scale(
+        value,
+        np.concatenate([t.seconds for t in tables]),
+        np.concatenate([t.kind for t in tables]),
+        found,
+    )
     yield from lines("default", found, **fitted, note="A40, A100 and H100 together.")
     widen = max(1.0, round(statistics.mean(widens), 1))
     yield from lines("inherited", {"widen": max(1.0, 1 + (widen - 1) / 2)}, kind="assumed")
@@ -137,7 +154,7 @@ def elementwise_lines(folder):
         value = np.empty(len(t.seconds))
         for out in folds(t.group):
             value[out] = t.time(fit([t], [~out]), out)[0]
-        own = with_scale(value, t.seconds, fit([t]))
+        own = with_scale(value, t.seconds, t.kind, fit([t]))
         now, low, high = t.time(own)
         show(f"light work {t.chip.key} left out", t, value, value * low / now, value * high / now)
         for title in (f'family."{t.chip.compute_capability}"', f"chip.{t.chip.key}"):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from scantling.arith import Num, maximum
+from scantling.arith import Num, maximum, minimum
 from scantling.costs.kernels.scatter import scattered
 from scantling.costs.kernels.time import Time
 from scantling.hardware import Chip
 from scantling.hardware.constants.elementwise import Light
+
+CACHE = 3.0
+"""How many times as fast as memory the L2 cache is at most."""
 
 
 def elementwise_time(chip: Chip, moved: Num, launches: Num = 1, kind: Light = "copy") -> Time:
@@ -15,7 +18,8 @@ def elementwise_time(chip: Chip, moved: Num, launches: Num = 1, kind: Light = "c
         time = (launch^p + (bytes / (fraction × bandwidth))^p)^(1/p)
 
     for each launch; a norm reads a row twice and adds it up in between, so it reaches less of
-    the bandwidth than an addition.
+    the bandwidth than an addition. What a neighbour left in the L2 cache need not come from
+    memory: the lower bound takes so many bytes at three times the bandwidth.
 
     Args:
         chip: Where.
@@ -30,10 +34,12 @@ def elementwise_time(chip: Chip, moved: Num, launches: Num = 1, kind: Light = "c
         True
     """
     e = chip.constants.elementwise
-    fraction, launch_s = e.at(kind)
+    fraction, launch_s, spread = e.at(kind)
     ideal = moved / chip.memory_bytes_per_s
     memory = ideal / fraction
     launch = launches * launch_s
     value = (launch**e.sharpness + memory**e.sharpness) ** (1 / e.sharpness)
     one: Num = value / maximum(launches, 1)
-    return scattered(e, 1, one, ideal, value, launch + memory)
+    kept: Num = minimum(moved, chip.l2_bytes or 0)
+    lower = ideal - kept * (1 - 1 / CACHE) / chip.memory_bytes_per_s
+    return scattered(e, 1, one, lower, value, launch + memory, spread)

@@ -13,11 +13,17 @@ SHORTEST_S = 1e-9
 
 
 def scattered(
-    g: Scattered, rows: Num, length_s: Num, lower_s: Num, value_s: Num, upper_s: Num
+    g: Scattered,
+    rows: Num,
+    length_s: Num,
+    lower_s: Num,
+    value_s: Num,
+    upper_s: Num,
+    spread: float = 1.0,
 ) -> Time:
     """A time with its interval, in which both ends are a power of one scale.
 
-        scale = 2^(curve of rows + curve of length)
+        scale = 2^(curve of rows + curve of length) × spread
         low   = value / exp(below × widen × scale)
         high  = value × exp(above × widen × scale)
 
@@ -28,9 +34,10 @@ def scattered(
         lower_s: The physical lower bound.
         value_s: The fitted time.
         upper_s: The upper bound; it never cuts the interval short.
+        spread: How many times as far as the rest its like is off.
     """
     curves = _curve(rows, g.spread_rows) + _curve(maximum(length_s, SHORTEST_S), g.spread_s)
-    scale = 2**curves * g.widen
+    scale = 2**curves * (g.widen * spread)
     below, above = math.e ** (g.below * scale), math.e ** (g.above * scale)
     return within(lower_s, value_s, maximum(upper_s, value_s * above), below, above)
 

@@ -24,6 +24,10 @@ class ElementwiseConstants(Scattered, frozen=True, kw_only=True, forbid_unknown_
         rotary: The fraction that turning queries and keys reaches.
         rotary_s: What the smallest of it takes.
         sharpness: p of the p-norm that joins launch and bytes.
+        copy_spread: How many times as far as the rest additions and copies are off.
+        norm_spread: The same of norms.
+        activation_spread: The same of activations.
+        rotary_spread: The same of turning queries and keys.
         error: Median absolute relative error on models left out.
     """
 
@@ -37,11 +41,16 @@ class ElementwiseConstants(Scattered, frozen=True, kw_only=True, forbid_unknown_
     rotary: float
     rotary_s: float
     sharpness: float = 2.0
+    copy_spread: float = 1.0
+    norm_spread: float = 1.0
+    activation_spread: float = 1.0
+    rotary_spread: float = 1.0
 
-    def at(self, kind: Light) -> tuple[float, float]:
-        """The fraction of the bandwidth and the launch of a kind."""
+    def at(self, kind: Light) -> tuple[float, float, float]:
+        """The fraction of the bandwidth, the launch and the spread of a kind."""
+        spread: float = getattr(self, f"{kind}_spread")
         if kind == "copy":
-            return self.bandwidth_factor, self.launch_s
+            return self.bandwidth_factor, self.launch_s, spread
         fraction: float = getattr(self, kind)
         launch_s: float = getattr(self, f"{kind}_s")
-        return fraction, launch_s
+        return fraction, launch_s, spread
