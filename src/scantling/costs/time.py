@@ -100,7 +100,16 @@ def product_time(op: Op, workload: Workload, chip: Chip) -> Time:
         kept = cache_bytes(op.cache, workload.context, workload.kv_dtype)
         cache = kept * workload.batch / op.times
     groups: Any = op.repeat / op.times
-    return gemm_time(chip, workload.dtype, op.m, op.n, op.k, groups, op.times, cache)
+    return gemm_time(chip, workload.dtype, op.m, op.n, op.k, groups, op.times, cache,
+                     widths=row_widths(op))  # fmt: skip
+
+
+def row_widths(op: Op) -> tuple[Num, ...]:
+    """Widths of a product's rows in memory: of each matrix it holds, or its columns and depth."""
+    shapes = [t.shape for t in op.tensors if len(t.shape) > 1]
+    if not shapes:
+        return (op.n, op.k)
+    return tuple(width for shape in shapes for width in shape[-2:])
 
 
 def total_time(ops: Sequence[Op], workload: Workload, chip: Chip) -> Time:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, cast
 
 from scantling.arith import Num, maximum, minimum, product
+from scantling.costs.kernels.misaligned import misaligned
 from scantling.costs.kernels.scatter import scattered
 from scantling.costs.kernels.time import Time
 from scantling.hardware import Chip
@@ -21,6 +22,7 @@ DROOPS = (1e7, 1e14)
 def gemm_time(
     chip: Chip, dtype: str, m: Num, n: Num, k: Num, groups: Num = 1, launches: Num = 1,
     cache_bytes: Num = 0, *, narrowed: bool = False,
+    widths: tuple[Num, ...] | None = None,
 ) -> Time:  # fmt: skip
     """An (m × k) by (k × n) product, or ``groups`` of them in one kernel.
 
@@ -31,7 +33,7 @@ def gemm_time(
         droop   = (FLOPs / FLOPs of the reference)^−droop
         compute = FLOPs × lost / (peak × matmul × shape × droop / shape of the reference)
         memory  = bytes / (bandwidth factor × bandwidth)
-        time    = (compute^p + memory^p)^(1/p) + launch + k × step + quantising
+        time    = ((compute^p + memory^p)^(1/p) + launch + k × step + quantising) × misaligned
 
     A short depth pays for filling and emptying the pipeline of each tile, a small output leaves
     SMs without work. The reference is 8192 × 8192 × 8192, so ``matmul`` is what that one reaches.
@@ -50,6 +52,8 @@ def gemm_time(
         groups: Products alike in one kernel.
         launches: Such kernels one after another.
         cache_bytes: What else one kernel reads.
+        widths: What has to fill a load (``misaligned``); by default n and k, which products side
+            by side in one kernel have for each.
         narrowed: Whether the rows already come in a narrow dtype, so that no pass brings them.
 
     Example:
@@ -73,7 +77,9 @@ def gemm_time(
         added = added + brought / (bandwidth * g.quantise)
     value = _joined(compute, memory, g.sharpness) + added
     lower = maximum(flops / rate, moved / bandwidth)
-    return scattered(g, m, lower, lower, value, compute + memory + added).times(launches)
+    time = scattered(g, m, lower, lower, value, compute + memory + added)
+    penalty = misaligned(chip, dtype, *((n, k) if widths is None else widths))
+    return penalty.on(time).times(launches)
 
 
 def product_bytes(dtype: str, m: Num, n: Num, k: Num, groups: Num = 1) -> Num:

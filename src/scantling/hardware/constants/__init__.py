@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from scantling.hardware.constants.alignment import AlignmentConstants
 from scantling.hardware.constants.attention import AttentionConstants
 from scantling.hardware.constants.collective import CollectiveConstants
 from scantling.hardware.constants.elementwise import ElementwiseConstants
@@ -26,6 +27,7 @@ from scantling.hardware.constants.gemm import GemmConstants, GroupedConstants, P
 from scantling.hardware.constants.step import StepConstants
 
 __all__ = [
+    "AlignmentConstants",
     "AttentionConstants",
     "CollectiveConstants",
     "Constants",
@@ -48,6 +50,7 @@ class Constants(Struct, frozen=True, forbid_unknown_fields=True):
     elementwise: ElementwiseConstants
     collective: CollectiveConstants
     step: StepConstants
+    alignment: AlignmentConstants
 
 
 @functools.cache
