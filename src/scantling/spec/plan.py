@@ -140,6 +140,8 @@ class Recipe(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         reduce: Dtype gradients travel in.
         attention: Its kernel.
         fused: Whether elementwise work is fused (compiled, or hand-written kernels).
+        fused_qkv: Whether one product makes queries, keys and values, of which the value stays a
+            slice.
         overlap: Whether communication runs beside compute where the schedule allows it.
         dropout: Whether dropout masks are kept.
         logits: Dtype of the logits that the loss reads.
@@ -166,6 +168,7 @@ class Recipe(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     reduce: str = "bf16"
     attention: Attention = "flash3"
     fused: bool = True
+    fused_qkv: bool = False
     overlap: bool = True
     dropout: bool = False
     logits: str = "fp32"
