@@ -46,7 +46,7 @@ def layers_of(spec, plan, recipe, context):
 
 def bytes_per_parameter(recipe, plan):
     held = states(placed_operators(LLAMA2, plan, 1), plan, recipe)
-    return (held.weights + held.gradients + held.optimizer) / parameters(LLAMA2).total
+    return held.total / parameters(LLAMA2).total
 
 
 # ---------------------------------------------------------------- Korthikanti et al. 2022

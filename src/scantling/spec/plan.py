@@ -150,6 +150,7 @@ class Recipe(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         foreach: Whether the optimizer works on lists of tensors, which takes one more copy of the
             weights at the step.
         offload: Whether optimizer states live on the host.
+        offload_weights: Whether shared weights live there too and come when they are gathered.
         bucket_elements: Elements of weights and gradients that software keeps in flight in buckets
             of its own; DeepSpeed's stage 3 keeps 1.55e9 by default.
         adapter: Fine-tuning by adapters on frozen weights; None trains every weight.
@@ -176,5 +177,6 @@ class Recipe(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     fused_loss: bool = False
     foreach: bool = False
     offload: bool = False
+    offload_weights: bool = False
     bucket_elements: int = 0
     adapter: Adapter | Prompt | None = None

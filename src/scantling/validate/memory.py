@@ -84,8 +84,7 @@ def korthikanti(row: CsvRow) -> Scored:
     spec, plan, context = _paper(row)
     if row["technique"] == "any":
         ops = tuple(p for p in placed_operators(spec, plan, context) if p.layer)
-        held = states(ops, plan, PAPER)
-        value = held.weights + held.gradients + held.optimizer
+        value = states(ops, plan, PAPER).total
     else:
         sequence, recompute = TECHNIQUES[row["technique"]]
         plan = replace(plan, sequence_parallel=sequence, recompute=recompute)
