@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from scantling.arith import Dim, Num, maximum, product
 from scantling.costs.kernels import collective_time
+from scantling.costs.kernels.collective import Collective
 from scantling.costs.ranks import Placed, expert_tp
 from scantling.hardware import Cluster
 from scantling.spec import Spec, dtype_bytes
@@ -116,7 +117,7 @@ def sharing(
     routed_ranks = max(1, ranks * plan.tp // (plan.ep * expert_tp(plan)))
     gather: Any = 0.0
     reduced: Any = 0.0
-    kind = "reduce_scatter" if plan.zero >= 1 else "all_reduce"
+    kind: Collective = "reduce_scatter" if plan.zero >= 1 else "all_reduce"
     groups = ((dense, ranks, plan.tp), (routed, routed_ranks, plan.ep * expert_tp(plan)))
     for weights, group, stride in groups:
         if isinstance(weights, int | float) and weights == 0:
@@ -152,20 +153,8 @@ def shown(sent_s: Num, beside_s: Num, exposed: float) -> Num:
     return found
 
 
-def _once(kind: Any, size: Num, ranks: int, stride: int, cluster: Cluster) -> Any:
-    """One collective, whose ranks in one node share its ways out where they are several.
-
-    Each of N nodes takes in (N - 1) / N of a gathered message; its g ranks of the group do so
-    side by side, so each passes that over g on its own way out.
-    """
-    here = max(1, cluster.node.n_gpu // stride)
-    nodes = -(-ranks // here)
-    if ranks == 1 or nodes == 1:
-        return collective_time(cluster, kind, size, ranks, stride).value_s
-    if kind == "all_to_all" or here == 1:
-        return collective_time(cluster, kind, size, ranks, stride).value_s
-    between = collective_time(cluster, kind, size / here, nodes, cluster.node.n_gpu).value_s
-    return maximum(between, collective_time(cluster, kind, size, here, stride).value_s)
+def _once(kind: Collective, size: Num, ranks: int, stride: int, cluster: Cluster) -> Any:
+    return collective_time(cluster, kind, size, ranks, stride).value_s
 
 
 __all__ = ["Traffic", "held", "shown", "traffic"]

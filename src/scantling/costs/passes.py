@@ -20,7 +20,7 @@ from scantling.hardware.constants import StepConstants
 from scantling.hardware.constants.elementwise import Light
 from scantling.hardware.curve import interpolate
 from scantling.ops import Op
-from scantling.spec import Workload
+from scantling.spec import LatentAttention, Rope, Spec, Workload
 from scantling.spec.plan import Plan, Recipe
 from scantling.spec.workload import dtype_bytes
 
@@ -85,7 +85,9 @@ class Pass(Struct, frozen=True):
     embedding: Work
 
 
-def one_pass(placed: Iterable[Placed], plan: Plan, recipe: Recipe, chip: Chip) -> Pass:
+def one_pass(
+    placed: Iterable[Placed], plan: Plan, recipe: Recipe, chip: Chip, *, turned: bool = False
+) -> Pass:
     """Kernels of one micro-batch.
 
     Args:
@@ -93,13 +95,17 @@ def one_pass(placed: Iterable[Placed], plan: Plan, recipe: Recipe, chip: Chip) -
         plan: How they are split, which tells the sequences of a micro-batch.
         recipe: In what numbers, and by what kernels.
         chip: Where.
+        turned: Whether queries and keys are turned by their positions.
     """
     forward, backward, core, products, head, embedding = (Work() for _ in range(6))
     work = Workload("train", plan.micro_batch, dtype=wide_dtype(recipe))
+    gated = False
     for p in placed:
         op = p.op
+        if op.kind == "matmul":
+            gated = sum(len(t.shape) > 1 for t in op.tensors) > 1
         end = head if op.part == "lm_head" else embedding if op.kind == "lookup" else None
-        for kind, once, again in _kernels(op, work, recipe, chip):
+        for kind, once, again in _kernels(op, work, recipe, chip, turned=turned, gated=gated):
             (forward if end is None else end).add(kind, once)
             (backward if end is None else end).add(kind, again)
             if op.kind == "attention":
@@ -110,11 +116,11 @@ def one_pass(placed: Iterable[Placed], plan: Plan, recipe: Recipe, chip: Chip) -
 
 
 def _kernels(
-    op: Op, work: Workload, recipe: Recipe, chip: Chip
+    op: Op, work: Workload, recipe: Recipe, chip: Chip, *, turned: bool, gated: bool
 ) -> Iterator[tuple[str, Num, Num]]:
     """What one operator runs: kind of work, forward, backward."""
     if op.kind == "attention":
-        yield from _attention(op, work, recipe, chip)
+        yield from _attention(op, work, recipe, chip, turned=turned)
     elif op.kind == "scan":
         moved = product(op.elements, op.m, op.repeat) * dtype_bytes(work.dtype)
         once = stream_time(chip, work.dtype, op.flops("unpadded"), moved, 0).value_s
@@ -125,7 +131,7 @@ def _kernels(
     elif op.kind == "matmul":
         yield from _product(op, work, recipe, chip)
     else:
-        yield from _light(op, chip)
+        yield from _light(op, chip, gated=gated)
 
 
 def _product(
@@ -192,11 +198,17 @@ def loss_bytes(recipe: Recipe) -> float:
 
 
 def _attention(
-    op: Op, work: Workload, recipe: Recipe, chip: Chip
+    op: Op, work: Workload, recipe: Recipe, chip: Chip, *, turned: bool
 ) -> Iterator[tuple[str, Num, Num]]:
-    """The core, by the generation of its kernel."""
+    """The core, by the generation of its kernel; queries and keys are turned before it."""
     shape = attention_shape(op, work)
     launched = wide(op.times)
+    if turned:  # each is read and written
+        heads: Any = shape.n_head + shape.n_kv_head
+        moved = product(op.m, work.batch, heads, shape.d_key, 2 * 2, op.times)
+        turning = memory_s(chip, moved, "rotary")
+        yield "light", turning, turning
+        yield "kernels", launched, launched
     once, again = (
         training_time(chip, work.dtype, shape, recipe.attention, backward=back,
                       launches=launched).value_s
@@ -210,14 +222,27 @@ def _attention(
     yield "kernels", few * launched, few * launched
 
 
-def _light(op: Op, chip: Chip) -> Iterator[tuple[str, Num, Num]]:
-    """Work that moves bytes: forward once, backward twice (the gradient comes in as well)."""
-    added = 3 if op.name.endswith(".residual") else 2  # reads two streams
-    moved = product(op.elements, op.m, op.repeat) * added
+def _light(op: Op, chip: Chip, *, gated: bool) -> Iterator[tuple[str, Num, Num]]:
+    """Work that moves bytes: forward once, backward twice (the gradient comes in as well).
+
+    A residual reads two streams and writes one; so does an activation with a gate.
+    """
+    two = op.name.endswith(".residual") or (gated and op.name.endswith("activation"))
+    moved = product(op.elements, op.m, op.repeat) * (3 if two else 2)
     once = memory_s(chip, moved, LIGHT.get(op.kind, "copy"))
     launched = wide(op.times)
     yield "light", once, 2 * once
     yield "kernels", launched, launched
 
 
-__all__ = ["NARROW", "Pass", "Work", "one_pass", "wide_dtype"]
+def rotary(spec: Spec) -> bool:
+    """Whether any attention turns queries and keys by their positions."""
+    modules = (
+        branch.module
+        for kind in spec.decoder.kinds for block in kind.blocks for branch in block.branches
+    )  # fmt: skip
+    return any(isinstance(getattr(m, "position", None), Rope) or isinstance(m, LatentAttention)
+               for m in modules)  # fmt: skip
+
+
+__all__ = ["NARROW", "Pass", "Work", "memory_s", "one_pass", "rotary", "wide_dtype"]

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from scantling.arith import Dim, Num, product
 from scantling.costs.count import Convention, forward_flops
 from scantling.costs.exposed import Traffic, held, shown, traffic
-from scantling.costs.passes import NARROW, Pass, memory_s, one_pass
+from scantling.costs.passes import NARROW, Pass, memory_s, one_pass, rotary
 from scantling.costs.pipeline import schedule
 from scantling.costs.ranks import placed_operators
 from scantling.hardware import Cluster
@@ -96,7 +96,7 @@ def terms(spec: Spec, plan: Plan, recipe: Recipe, context: int, cluster: Cluster
     whole = (dense + routed) * plan.pp
     handled = memory_s(cluster.chip, whole * handled_bytes(plan, recipe))
     return Terms(
-        one_pass(placed, plan, recipe, cluster.chip),
+        one_pass(placed, plan, recipe, cluster.chip, turned=rotary(spec)),
         traffic(placed, spec, plan, recipe, cluster, context),
         handled, 0.0 if recipe.offload else on_chip,
         moved if recipe.offload else 0.0, spec.n_layer, mtp_passes,
