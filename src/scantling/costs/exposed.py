@@ -15,6 +15,7 @@ from scantling.hardware import Cluster
 from scantling.spec import Spec, dtype_bytes
 from scantling.spec.plan import Plan, Recipe
 
+
 class Traffic(Struct, frozen=True):
     """Seconds of communication at the speed of the collectives alone."""
 
@@ -36,7 +37,7 @@ class Traffic(Struct, frozen=True):
 
 def traffic(
     placed: Sequence[Placed], spec: Spec, plan: Plan, recipe: Recipe, cluster: Cluster,
-    context: int,
+    context: int, trained: Num = 1.0,
 ) -> Traffic:  # fmt: skip
     """The communication of one micro-batch and of one step.
 
@@ -49,6 +50,7 @@ def traffic(
         recipe: In what numbers.
         cluster: Where.
         context: Tokens of a sequence.
+        trained: Share of the weights that have gradients.
     """
     size = dtype_bytes("bf16")
     hidden = product(spec.d_model, plan.micro_batch * context / plan.cp) * size
@@ -60,7 +62,7 @@ def traffic(
     gather, reduced = sharing(placed, spec.n_layer, plan, recipe, cluster)
     return Traffic(
         tensor, again, context_group(placed, plan, cluster, context),
-        expert_group(placed, plan, cluster), pipeline, gather, reduced,
+        expert_group(placed, plan, cluster), pipeline, gather, reduced * trained,
     )  # fmt: skip
 
 
@@ -80,7 +82,8 @@ def tensor_group(
         if p.split == "in" and p.op.part != "experts":
             regions = regions + p.op.times
     one = regions * _once("all_gather", hidden, plan.tp, 1, cluster)
-    return (4 + plan.sequence_parallel) * one, 2 * one
+    sent: Num = (4 + plan.sequence_parallel) * one
+    return sent, 2 * one
 
 
 def context_group(placed: Sequence[Placed], plan: Plan, cluster: Cluster, context: int) -> Num:
@@ -91,7 +94,8 @@ def context_group(placed: Sequence[Placed], plan: Plan, cluster: Cluster, contex
     for p in placed:
         if p.op.kind == "attention" and p.op.cache is not None:
             kept = kept + product(p.op.cache.keys_and_values(context), plan.micro_batch)
-    return 3 * _once("all_gather", kept * dtype_bytes("bf16"), plan.cp, plan.tp, cluster)
+    once: Num = _once("all_gather", kept * dtype_bytes("bf16"), plan.cp, plan.tp, cluster)
+    return 3 * once
 
 
 def expert_group(placed: Sequence[Placed], plan: Plan, cluster: Cluster) -> Num:

@@ -54,8 +54,8 @@ class Work:
             total.add(kind, value)
         return total
 
-    def seconds(self, c: StepConstants, recipe: Recipe) -> Num:
-        """What it takes inside a step: each kind times its factor, and the gaps between kernels."""
+    def taken(self, c: StepConstants, recipe: Recipe) -> dict[str, Num]:
+        """What each kind takes inside a step: its time alone, times its factor."""
         narrow = c.matmul_at(recipe.dtype)
         factors = {
             "matmul": c.matmul, "narrow": narrow, "experts": c.experts * c.matmul,
@@ -65,9 +65,13 @@ class Work:
             "cold": c.cold, "waits": c.wait_experts_s,
             "kernels": c.gap_fused_s if recipe.fused else c.gap_eager_s,
         }  # fmt: skip
+        return {kind: factors[kind] * value for kind, value in self.of.items()}
+
+    def seconds(self, c: StepConstants, recipe: Recipe) -> Num:
+        """What all of it takes inside a step."""
         total: Num = 0.0
-        for kind, value in self.of.items():
-            total = total + factors[kind] * value
+        for value in self.taken(c, recipe).values():
+            total = total + value
         return total
 
 
@@ -134,11 +138,10 @@ def _kernels(
         yield from _light(op, chip, gated=gated)
 
 
-def _product(
-    op: Op, work: Workload, recipe: Recipe, chip: Chip
-) -> Iterator[tuple[str, Num, Num]]:
-    """y = x W, with x (m × k), W (k × n), then dx = dy Wᵀ (m × n by n × k) and dW = xᵀ dy
-    (k × m by m × n).
+def _product(op: Op, work: Workload, recipe: Recipe, chip: Chip) -> Iterator[tuple[str, Num, Num]]:
+    """A product y = x W, with x (m × k) and W (k × n), and the two of its backward pass.
+
+    dx = dy Wᵀ is (m × n) by (n × k), dW = xᵀ dy is (k × m) by (m × n).
     """
     narrow = recipe.dtype in NARROW and op.part in NARROW_PARTS
     dtype = recipe.dtype if narrow else work.dtype
@@ -154,13 +157,13 @@ def _product(
         yield "light", light / 2, light / 2
     cold = memory_s(chip, product(op.m, op.repeat, op.n + op.k) * dtype_bytes(work.dtype))
     yield "cold", cold, 2 * cold
+    if recipe.adapter is not None:  # frozen: no gradient of the weights, and that of adapters is
+        weights = 0.0  # a rank in width of it
     yield "narrow" if narrow else "matmul", forward, inputs + weights
     yield "kernels", launched, 2 * launched
 
 
-def _grouped(
-    op: Op, work: Workload, recipe: Recipe, chip: Chip
-) -> Iterator[tuple[str, Num, Num]]:
+def _grouped(op: Op, work: Workload, recipe: Recipe, chip: Chip) -> Iterator[tuple[str, Num, Num]]:
     """Routed experts: a token's rows are spread evenly over the experts a rank holds."""
     narrow = recipe.dtype in NARROW
     dtype = recipe.dtype if narrow else work.dtype
@@ -170,7 +173,8 @@ def _grouped(
     once = grouped_time(chip, dtype, rows, op.n, op.k, held, launched).value_s
     if not recipe.sized_experts:
         yield "waits", launched / 2, launched
-    yield "experts_narrow" if narrow else "experts", once, 2 * once
+    back = 1 if recipe.adapter is not None else 2
+    yield "experts_narrow" if narrow else "experts", once, back * once
     yield "kernels", launched, 2 * launched
 
 
