@@ -188,7 +188,8 @@ def test_a_family_lends_its_constants_with_a_wider_interval():
         return float(time.high_s) / float(time.low_s)
 
     assert width(known, "bf16") < width(like, "bf16")
-    assert width(like, "fp16") < width(unseen, "fp16")
+    assert width(known, "fp16") < width(unseen, "fp16")
+    assert like.constants.gemm.least < unseen.constants.gemm.least
 
 
 def test_experts_cost_by_those_that_are_touched():

@@ -63,7 +63,7 @@ class Nearby(Struct, frozen=True, kw_only=True):
         multiple: The power of two it is a multiple of.
         recommended: The multiple that fills a line of memory.
         neighbours: Other values, in order.
-        guaranteed: Whether any neighbour is faster at the least of its interval.
+        guaranteed: Whether a larger neighbour is faster at the least of its interval.
         why: What stands behind the gains.
     """
 
@@ -143,7 +143,7 @@ def nearby(
     return Nearby(
         field=field, now=now, multiple=power_of_two(now),
         recommended=recommended_multiple(chip, workload.dtype), neighbours=tuple(found),
-        guaranteed=any(float(n.gain.low or 0) > 1 for n in found),
+        guaranteed=any(n.value > now and float(n.gain.low or 0) > 1 for n in found),
         why=(*_sources(chip), MEASURE),
     )  # fmt: skip
 
