@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from scantling.arith import Num, maximum, minimum, product, round_up
+from scantling.arith import Dim, Num, maximum, minimum, product, round_up
 from scantling.costs.kernels.misaligned import misaligned
 from scantling.costs.kernels.scatter import scattered
 from scantling.costs.kernels.time import Time
@@ -119,10 +119,10 @@ def grouped_time(
         passed  = 2 (n + k) × passing rows × passes / bandwidth
         time    = ((compute^p + weights^p)^(1/p) + passed) × crooked + launch
 
-    Each touched expert fills its last tile up. Widths that are no multiples of 16, as an expert's
-    split over too many ranks, are loaded one number at a time: that is measured (704 / 16 = 44
-    takes more than twice as long as its work), unlike what alignment costs dense products. Rows are gathered before and scattered after, in
-    memory, so they pass through it more than once and beside the products. The gradient of
+    Each touched expert fills its last tile up. Rows are gathered before and scattered after, in
+    memory, so they pass through it more than once and beside the products. Widths that are no
+    multiples of 16, as of an expert split over too many ranks, are loaded one number at a time:
+    704 / 16 = 44 was measured to take more than twice as long as its work. The gradient of
     weights is the same with the weights written.
 
     Args:
@@ -144,7 +144,7 @@ def grouped_time(
     g = chip.constants.gemm.experts_at(dtype)
     rate, bandwidth = chip.rate(dtype), chip.memory_bytes_per_s
     size = dtype_bytes(dtype)
-    wide_n, wide_k = round_up(n, g.grain), round_up(k, g.grain)
+    wide_n, wide_k = round_up(cast("Dim", n), g.grain), round_up(cast("Dim", k), g.grain)
     each = product(wide_n, wide_k, 2.0)
     compute = each * (rows + touched * g.pad_rows) / (rate * g.matmul)
     read = product(touched, wide_n, wide_k) * size / (bandwidth * g.bandwidth_factor)
