@@ -27,6 +27,8 @@ class TrainingKernel(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         scores: Bytes moved for each score, forward, without a mask; 0 where scores stay on chip.
         mask: Bytes more where a mask is applied as a kernel of its own.
         error: Mean absolute relative error.
+        spread: How far work or scores, and the rest, may lie off: the logarithm of each one's
+            factor, for a 90 % interval of their sum.
         kind: Whether it was fitted on such a chip, or carried over.
     """
 
@@ -39,6 +41,7 @@ class TrainingKernel(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     scores: float = 0.0
     mask: float = 0.0
     error: float = 0.1
+    spread: tuple[float, float] = (0.2, 0.4)
     kind: Literal["fitted", "assumed"] = "fitted"
 
 
