@@ -260,7 +260,7 @@ def training_terms(
     k = c.kernel(kernel)
     products, passes = (2.5, 2) if backward else (1, 1)
     fraction = interpolate(shape.width, k.backward if backward else k.forward)
-    rest = c.prefill_launch_s * k.launches * passes
+    rest: Num = c.prefill_launch_s * k.launches * passes
     rest = rest + _passes(chip, shape, k.passes * passes, k.passes * passes)
     scores: Num = 0.0
     if k.scores:
