@@ -33,6 +33,7 @@ SCALARS = {
         "prefill_query_passes": (1, 0.05, 10),
         "prefill_kv_passes": (4.5, 0.2, 20),
         "prefill_block_s": (1e-6, 1e-9, 1e-4),
+        "prefill_token_s": (1e-7, 1e-10, 1e-5),
     },
     "decode": {
         "decode_launch_s": (10e-6, 1e-7, 1e-4),

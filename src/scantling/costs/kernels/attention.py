@@ -121,12 +121,12 @@ def prefill_time(chip: Chip, dtype: str, shape: Shape, launches: Num = 1) -> Tim
         work    = 2 (h_k + h_v) × tiled pairs × B × H / (fraction(h) × rate)
         longest = the same of the block that sees most keys, on one SM of the chip's n
         memory  = (a × bytes of queries and outputs + b × bytes of keys and values) / bandwidth
-        blocks  = B × H × ⌈Q / 128⌉ / n × what a block costs
+        blocks  = (B × H × ⌈Q / 128⌉ × what a block costs + B × Q × what a token costs) / n
         time    = launch + work + tail × longest + memory + blocks
 
     The longest block is what a wave of blocks waits for: a greedy schedule of jobs ends at most
     one longest job after the even share (Graham 1966). Memory adds to the work since keys are
-    written to a paged cache and read back before the kernel has them.
+    written to a paged cache and read back before the kernel has them, token by token.
 
     Args:
         chip: Where.
@@ -155,7 +155,8 @@ def prefill_terms(chip: Chip, dtype: str, shape: Shape) -> Terms:
     c = chip.constants.attention
     work, longest = _compute(chip, dtype, shape, c.prefill_at(shape.width), shape.both)
     memory = _passes(chip, shape, c.prefill_query_passes, c.prefill_kv_passes)
-    blocks = wide(shape.blocks) / _sms(chip) * c.prefill_block_s
+    rows = product(shape.batch, shape.queries)
+    blocks = (wide(shape.blocks) * c.prefill_block_s + rows * c.prefill_token_s) / _sms(chip)
     return c.prefill_launch_s, work, c.prefill_tail * longest, memory, blocks
 
 

@@ -54,6 +54,7 @@ class AttentionConstants(Fitted, frozen=True, kw_only=True, forbid_unknown_field
         prefill_query_passes: How often queries and outputs pass through memory.
         prefill_kv_passes: How often keys and values do, their way into the cache counted in.
         prefill_block_s: What a block costs the SM it runs on.
+        prefill_token_s: What writing a token into the cache costs an SM beside its bytes.
         prefill_launch_s: What a call costs.
         prefill_spread: How far launch, work, tail, memory and blocks may lie off: the logarithm
             of each one's factor, for a 90 % interval of their sum.
@@ -77,6 +78,7 @@ class AttentionConstants(Fitted, frozen=True, kw_only=True, forbid_unknown_field
     prefill_query_passes: float
     prefill_kv_passes: float
     prefill_block_s: float
+    prefill_token_s: float
     prefill_launch_s: float
     prefill_spread: tuple[float, float, float, float, float]
     prefill_error: float
