@@ -45,7 +45,7 @@ SCALARS = {
 }
 """(start, least, most) of each constant that is one number."""
 INSIDE = {("prefill", "8.0"): 0.914, ("prefill", "9.0"): 0.868, ("prefill", "10.0"): 0.863}
-"""Shares of the rows that intervals hold, where not 88 %: over all rows of the table it is 88 %, and
+"""Shares of rows that intervals hold, where not 88 %: over the whole table it is 88 %, and
 the median interval is narrowest so."""
 CURVES = {"prefill": ("prefill", 0.6, 0.02, 1.0), "decode": ("decode_block_s", 3e-6, 1e-8, 6e-5)}
 """(field, start, least, most) of the one that is a curve over head widths."""

@@ -21,7 +21,8 @@ from scantling.hardware.constants.attention import TrainingKernel
 
 KERNELS = {"PyTorch": "unfused", "FA1": "flash", "FA2": "flash2", "FA3": "flash3",
            "cuDNN": "cudnn"}  # fmt: skip
-FUSED = [(0.5, 0.1, 1), (0.6, 0.1, 1), (0.4, 0.1, 1), (0.5, 0.1, 1), (0.5, 0.02, 1.5)]
+FUSED = [(0.5, 0.1, 1), (0.6, 0.1, 1), (0.4, 0.1, 1), (0.5, 0.1, 1), (0.5, 0.02, 3),
+         (0.8, 0.2, 1.5), (0.7, 0.05, 1.5)]  # fmt: skip
 UNFUSED = [(10, 1, 40), (4, 0.1, 20), (2.5, 0.5, 4), (12, 1, 30)]
 
 
@@ -30,7 +31,8 @@ def kernel(name, x):
         return TrainingKernel(name=name, forward=((64, 0.8),), backward=((64, 0.8),), tail=0.0,
                               scores=x[0], mask=x[1], passes=x[2], launches=x[3])  # fmt: skip
     return TrainingKernel(name=name, forward=((64, x[0]), (128, x[1])),
-                          backward=((64, x[2]), (128, x[3])), tail=x[4])  # fmt: skip
+                          backward=((64, x[2]), (128, x[3])), tail=x[4], passes=x[5],
+                          launches=x[6])  # fmt: skip
 
 
 def seconds(gpu, rows, name, x):
