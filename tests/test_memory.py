@@ -280,7 +280,7 @@ def test_more_of_anything_never_needs_less():
 def test_a_fused_loss_holds_two_copies_a_plain_one_three_in_fp32_and_one():
     assert live_logits(Recipe(fused_loss=True)) == 2 * 2
     assert live_logits(Recipe()) == 2 + 3 * 4
-    assert live_logits(Recipe(logits="bf16")) == 3 * 2
+    assert live_logits(Recipe(logits="bf16")) == 2 + 3 * 2
 
 
 def test_one_copy_of_the_logits():

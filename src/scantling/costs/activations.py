@@ -87,12 +87,14 @@ def kept(ops: tuple[Placed, ...], width: Any, plan: Plan, recipe: Recipe, rows: 
     largest: Any = 0
     temporary: Any = 0
     spare: Any = plan.recompute_layers
+    idle: Any = _idle_layers(recipe)
     for layer, left in own.items():
         if not layer:
             continue
         largest = maximum(largest, left)
         temporary = maximum(temporary, grads[layer] + stream)
-        n = occurs[layer]
+        n = occurs[layer] - minimum(idle, occurs[layer])
+        idle = idle - (occurs[layer] - n)
         again = n if spare is None else minimum(spare, n)
         spare = None if spare is None else spare - again
         if plan.recompute == "full":
@@ -102,6 +104,13 @@ def kept(ops: tuple[Placed, ...], width: Any, plan: Plan, recipe: Recipe, rows: 
         else:
             layers = layers + product(n, left)
     return Kept(layers=layers, outside=own.get("", 0), one_layer=largest, temporary=temporary)
+
+
+def _idle_layers(recipe: Recipe) -> int:
+    """Layers before the first trained parameter: no gradient passes them, so they keep nothing."""
+    adapter = recipe.adapter
+    prompts_alone = isinstance(adapter, Prompt) and not adapter.scales
+    return adapter.first_layer if prompts_alone else 0  # type: ignore[union-attr]
 
 
 def item(recipe: Recipe) -> float:

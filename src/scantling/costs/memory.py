@@ -31,7 +31,7 @@ from scantling.costs.buffers import (
 from scantling.costs.ranks import placed_operators, stages
 from scantling.costs.states import States, expert_ranks, states
 from scantling.spec import Spec
-from scantling.spec.plan import Plan, Recipe
+from scantling.spec.plan import Plan, Prompt, Recipe
 
 
 class TrainingMemory(Struct, frozen=True, kw_only=True):
@@ -111,8 +111,9 @@ def stage_peaks(
     if recipe.adapter is not None:
         always = always + unpacked_bytes(ops, recipe.adapter)
     backward = waiting + left.temporary + again
+    known = _known(recipe)
     made = gradients.layers
-    found = [_moment("backward", stage, held, backward, 0, always + made, fused=recipe.fused)]
+    found = [_moment("backward", stage, held, backward, 0, always + made, known=known)]
     if stage == plan.pp - 1:
         logits = loss_bytes(ops, recipe, live_logits(recipe))
         head = loss_bytes(ops, recipe, 2 * item(recipe))
@@ -125,7 +126,7 @@ def stage_peaks(
                 waiting,
                 logits,
                 always + kept_made,
-                fused=recipe.fused,
+                known=known,
                 doubt=head,
             ),
             _moment(
@@ -135,12 +136,12 @@ def stage_peaks(
                 waiting,
                 head,
                 always + kept_made + gradients.head,
-                fused=recipe.fused,
+                known=known,
                 doubt=head,
             ),
         ]
     step: Any = held.copy
-    found.append(_moment("optimizer step", stage, held, 0, 0, always + step, fused=recipe.fused))
+    found.append(_moment("optimizer step", stage, held, 0, 0, always + step, known=known))
     return found
 
 
@@ -169,15 +170,24 @@ def in_flight(plan: Plan, stage: int, left: Kept) -> Num:
 # ---------------------------------------------------------------- moments
 
 
+def _known(recipe: Recipe) -> str:
+    """How well the activations of some software are known: a key of ``data/memory.toml``."""
+    adapter = recipe.adapter
+    scaled = isinstance(adapter, Prompt) and adapter.scales
+    if adapter is not None and (adapter.packed or scaled):
+        return "activations_packed"
+    return "activations" if recipe.fused else "activations_unfused"
+
+
 def _moment(
     moment: str, stage: int, held: States, activations: Any, logits: Any, buffers: Any,
-    *, fused: bool, doubt: Any = 0,
+    *, known: str, doubt: Any = 0,
 ) -> TrainingMemory:  # fmt: skip
     states = held.weights + held.gradients + held.optimizer
     total = states + activations + logits + buffers
     c = constants()
     reserved, context, own = c["reserved"], c["context"], c["allocated"]
-    share = own["activations" if fused else "activations_unfused"]
+    share = own[known]
     half = activations * share + doubt * own["logits"] + buffers * own["buffers"]
     value = reserved["value"]
     # What is not known of the tensors and of the allocator adds up as independent errors do.
