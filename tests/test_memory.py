@@ -277,8 +277,8 @@ def test_more_of_anything_never_needs_less():
     assert training_memory(LLAMA, Plan(), Recipe(fused_loss=True), 4096).total < base
 
 
-def test_a_fused_loss_holds_two_copies_a_plain_one_three_in_fp32_and_one():
-    assert live_logits(Recipe(fused_loss=True)) == 2 * 2
+def test_a_fused_loss_holds_one_copy_a_plain_one_three_more_in_the_losses_dtype():
+    assert live_logits(Recipe(fused_loss=True)) == 2
     assert live_logits(Recipe()) == 2 + 3 * 4
     assert live_logits(Recipe(logits="bf16")) == 2 + 3 * 2
 

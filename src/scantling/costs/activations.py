@@ -196,7 +196,8 @@ class _Fold:
                 left = left + read / share + self._adapter(placed, read)
                 self.stream_kept = True
         elif leaf == "o" and self.flash:
-            left = left + read  # the output, which flash attention keeps itself
+            # The output, which flash attention keeps itself; before an exchange and after it.
+            left = left + read * (2 if self.plan.ulysses and self.plan.cp > 1 else 1)
         elif self._trains(leaf):
             left = left + read
         if leaf in {"qkv", "kv", "q", "q_up"}:  # what attention reads

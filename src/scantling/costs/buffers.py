@@ -104,9 +104,10 @@ def gradient_buffers(ops: tuple[Placed, ...], plan: Plan, recipe: Recipe) -> Gra
     return Gradients(total, head)
 
 
-def workspace() -> float:
-    """Bytes of scratch that the matrix library keeps."""
-    return float(constants()["workspace"]["value_bytes"])
+def workspace(recipe: Recipe) -> float:
+    """Bytes of scratch that matrix libraries keep: hand-written kernels bring their own."""
+    known = constants()["workspace"]
+    return float(known["value_bytes"] if recipe.fused else known["unfused_bytes"])
 
 
 @functools.cache
@@ -131,18 +132,18 @@ def logits_bytes(tokens: Num, vocab_size: Num, dtype: str = "fp32") -> Num:
 def live_logits(recipe: Recipe) -> float:
     """Bytes that a logit takes at the loss, all its copies together.
 
-    Fused: the logits and, in place, their gradient, in 16 bits each: 4. Unfused: what the head
-    wrote (2), and in the dtype the loss reads the log-softmax, its gradient and the logits'
+    Fused: the logits, over which the kernel writes their gradient: 2. Unfused: what the head wrote
+    (2), and in the dtype the loss reads the log-softmax, its gradient and the logits'
     gradient: 2 + 3 × 4 = 14 in fp32, 2 + 3 × 2 = 8 in bf16.
 
     Example:
         >>> live_logits(Recipe()), live_logits(Recipe(fused_loss=True))
-        (14.0, 4.0)
+        (14.0, 2.0)
     """
     made = item(recipe)
     read = dtype_bytes(recipe.logits)
     if recipe.fused_loss:
-        return 2 * made
+        return made
     return made + 3 * read
 
 

@@ -23,6 +23,7 @@ class Plan(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         pp: Pipeline stages.
         dp: Data-parallel replicas.
         cp: Context-parallel degree: each rank holds context / cp tokens of a sequence.
+        ulysses: Whether context is split by an all-to-all between tokens and heads, not by a ring.
         ep: Expert-parallel degree.
         expert_tp: Tensor-parallel degree of the experts; None is that of the rest.
         virtual: Chunks of layers a stage holds (interleaved 1F1B); 1 is plain 1F1B.
@@ -47,6 +48,7 @@ class Plan(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     pp: int = 1
     dp: int = 1
     cp: int = 1
+    ulysses: bool = False
     ep: int = 1
     expert_tp: int | None = None
     virtual: int = 1

@@ -128,7 +128,7 @@ def megatron_peak(row: CsvRow) -> Scored:
     spec = _model(row["model"], int(row["n_layers_kept"]))
     plan = Plan(
         tp=int(row["tp"]), pp=int(row["pp"]), dp=int(row["dp"]), cp=int(row["cp"]),
-        ep=int(row["ep"]), expert_tp=1 if int(row["ep"]) > 1 else None,
+        ulysses=True, ep=int(row["ep"]), expert_tp=1 if int(row["ep"]) > 1 else None,
         micro_batch=int(row["micro_batch"]), n_micro_batch=int(row["n_microbatches"]),
         vocab_multiple=128,
     )  # fmt: skip
