@@ -185,7 +185,7 @@ def test_unfused_activations_are_what_autograd_keeps_of_the_real_class(name, kv,
         (PURE, 8),
         (replace(PURE, optimizer="adamw8bit"), 6),
         (replace(PURE, optimizer="sgd"), 4),
-        (replace(PURE, optimizer="none"), 4),
+        (replace(PURE, optimizer="none"), 2),
     ],
 )
 def test_bytes_of_a_parameter_by_optimizer_and_dtypes(recipe, each):

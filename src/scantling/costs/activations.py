@@ -30,7 +30,6 @@ from msgspec import Struct
 
 from scantling.arith import Num, maximum, minimum, product
 from scantling.costs.ranks import Placed
-from scantling.spec import dtype_bytes
 from scantling.spec.plan import Adapter, Plan, Prompt, Recipe
 
 STREAM_NORMS = ("pre_norm", "final_norm")
@@ -115,7 +114,7 @@ def _idle_layers(recipe: Recipe) -> int:
 
 def item(recipe: Recipe) -> float:
     """Bytes of an activation: those of the weights' forward dtype, 16 bits beneath it."""
-    return max(2.0, dtype_bytes("fp32" if recipe.dtype == "fp32" else "bf16"))
+    return 4.0 if recipe.dtype == "fp32" else 2.0
 
 
 def stream_share(plan: Plan) -> int:
