@@ -116,16 +116,31 @@ def korthikanti_relative(row: CsvRow) -> Scored:
 # ---------------------------------------------------------------- Megatron-LM
 
 
+def cut(spec: Spec, n_layer: int) -> Spec:
+    """A model cut to its first layers; of different ones in front (dense before experts) one stays.
+
+    So the documentation of that table says of its configurations.
+
+    Example:
+        >>> cut(catalog.model("deepseek-v3"), 4).decoder.occurrences()
+        {'dense': 1, 'moe': 3}
+    """
+    layout = spec.decoder.layout
+    if len(layout) == 1:
+        return vary(spec, n_layer=n_layer)
+    runs = (replace(layout[0], n=1), replace(layout[-1], n=n_layer - 1))
+    return replace(spec, decoder=replace(spec.decoder, layout=runs))
+
+
 @functools.cache
-def _model(name: str, n_layer: int | None = None) -> Spec:
-    spec = catalog.resolve(name).spec
-    return spec if n_layer is None else vary(spec, n_layer=n_layer)
+def _model(name: str) -> Spec:
+    return catalog.resolve(name).spec
 
 
 @reads("train_simumax_b200.csv", "peak allocated memory, GiB")
 def megatron_peak(row: CsvRow) -> Scored:
     """Megatron-LM with a distributed optimizer, bf16 weights and fp32 gradients."""
-    spec = _model(row["model"], int(row["n_layers_kept"]))
+    spec = cut(catalog.resolve(row["model"]).spec, int(row["n_layers_kept"]))
     plan = Plan(
         tp=int(row["tp"]), pp=int(row["pp"]), dp=int(row["dp"]), cp=int(row["cp"]),
         ulysses=True, ep=int(row["ep"]), expert_tp=1 if int(row["ep"]) > 1 else None,
@@ -219,7 +234,9 @@ def litgpt_memory(row: CsvRow) -> tuple[float, float, float, str]:
     """Bytes at the peak of a row, their interval, and whether it fits its chip."""
     spec = catalog.resolve(row["model"], float(row["size_B"])).spec
     memory_bytes = chip(row["gpu"]).memory_bytes
-    weights = PACKED[row["quantization"]]
+    weights = PACKED.get(row["quantization"], "")
+    if not weights:
+        raise NotScoredError(f"quantization {row['quantization']} is not known")
     if "Inference" in row["section"]:
         one = resident_memory(
             spec, weights, 1, PROMPT_TOKENS + ANSWER_TOKENS, PROMPT_TOKENS
