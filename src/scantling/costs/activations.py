@@ -284,7 +284,7 @@ class _Fold:
         inputs = 2 * each if self.gated else each
         if self.gated and not self.recipe.fused:
             return inputs + each, inputs + each
-        return inputs, inputs
+        return inputs, each if self.recipe.in_place else inputs
 
 
 FUSED = {"q": ("qkv", "q", "q_up"), "k": ("qkv", "kv"), "v": ("qkv", "kv")}
