@@ -20,9 +20,10 @@ def elementwise_time(
         launch = launch of the kind + width × an element's part
         time   = (launch^p + (bytes / (fraction × bandwidth))^p)^(1/p)
 
-    for each launch; however few the rows, one is worked out by one block, element after element; a norm reads a row twice and adds it up in between, so it reaches less of
-    the bandwidth than an addition. What a neighbour left in the L2 cache need not come from
-    memory: the lower bound takes so many bytes at three times the bandwidth.
+    for each launch. However few the rows, one is worked out by one block, element after element.
+    A norm reads a row twice and adds it up in between, so it reaches less of the bandwidth than
+    an addition. What a neighbour left in the L2 cache need not come from memory: the lower bound
+    takes so many bytes at three times the bandwidth.
 
     Args:
         chip: Where.
