@@ -164,3 +164,10 @@ def test_a_latent_shared_by_all_heads_is_read_once():
     h100 = chip("h100")
     gain = decode_time(h100, "bf16", expanded).value_s / decode_time(h100, "bf16", latent).value_s
     assert 10 < gain < 71
+
+
+def test_attention_among_fp8_products_runs_at_16_bits():
+    h100 = chip("h100")
+    for time, shape in ((prefill_time, prompt(4096)), (decode_time, cached(4096))):
+        assert time(h100, "fp8", shape).value_s == time(h100, "bf16", shape).value_s
+    assert training_time(chip("v100"), "fp16", prompt(2048), "flash").value_s > 0
