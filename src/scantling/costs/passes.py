@@ -41,7 +41,7 @@ class Work:
     Kinds: ``matmul`` and ``experts`` are products in 16 bits, plain and grouped, ``narrow`` and
     ``experts_narrow`` those in the recipe's narrower dtype; ``attention``; ``scan``; ``light`` is
     work that moves bytes; ``kernels`` and ``waits`` count launches, and layers of experts for
-    whose sizes the host waits.
+    whose sizes the host waits: what those take runs beside the kernels (``train.launching``).
     """
 
     __slots__ = ("of",)
@@ -62,12 +62,13 @@ class Work:
     def taken(self, c: StepConstants, recipe: Recipe) -> dict[str, Num]:
         """What each kind takes inside a step: its time alone, times its factor."""
         narrow = c.matmul_at(recipe.dtype)
+        experts = c.experts_fused if recipe.sized_experts else c.experts
         factors = {
-            "matmul": c.matmul, "narrow": narrow, "experts": c.experts * c.matmul,
-            "experts_narrow": c.experts * narrow,
+            "matmul": c.matmul, "narrow": narrow, "experts": experts * c.matmul,
+            "experts_narrow": experts * narrow,
             "attention": c.attention_at(recipe.attention), "scan": c.scan,
             "light": c.fused if recipe.fused else c.eager,
-            "cold": c.cold, "waits": c.wait_experts_s,
+            "cold": c.cold, "waits": 0.0,
             "kernels": c.gap_fused_s if recipe.fused else c.gap_eager_s,
         }  # fmt: skip
         return {kind: factors[kind] * value for kind, value in self.of.items()}
@@ -189,9 +190,9 @@ def _grouped(op: Op, work: Workload, recipe: Recipe, chip: Chip) -> Iterator[tup
     if recipe.adapter is not None:
         weights = 0.0
     width: Any = op.k if op.name.endswith("experts_up") else op.n
-    sorted_s = memory_s(chip, product(op.m, op.repeat, width, SORTED_BYTES))
-    yield "light", sorted_s, sorted_s
     if not recipe.sized_experts:
+        sorted_s = memory_s(chip, product(op.m, op.repeat, width, SORTED_BYTES))
+        yield "light", sorted_s, sorted_s
         yield "waits", launched / 2, launched
     yield "experts_narrow" if narrow else "experts", forward, inputs + weights
     yield "kernels", launched, 2 * launched

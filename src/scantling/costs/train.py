@@ -169,11 +169,16 @@ def assemble(t: Terms, plan: Plan, recipe: Recipe, c: StepConstants) -> Parts:
 
 
 def launching(t: Terms, plan: Plan, recipe: Recipe, c: StepConstants) -> Num:
-    """What the host takes to launch the kernels of a micro-batch, of which chips may run dry."""
-    there, back = t.one.forward.of.get("kernels", 0), t.one.backward.of.get("kernels", 0)
-    again = there if plan.recompute == "full" else 0
+    """What the host takes to launch the kernels of a micro-batch, of which chips may run dry.
+
+    In a layer of experts it learns how many tokens each gets before it launches their kernels.
+    """
+    again = 2 if plan.recompute == "full" else 1
+    there, back = t.one.forward.of, t.one.backward.of
     each = c.launch_fused_s if recipe.fused else c.launch_eager_s
-    return each * (there + back + again)
+    kernels = again * there.get("kernels", 0) + back.get("kernels", 0)
+    waits = again * there.get("waits", 0) + back.get("waits", 0)
+    return each * kernels + c.wait_experts_s * waits
 
 
 def forward_time(
@@ -217,7 +222,7 @@ def handled_bytes(plan: Plan, recipe: Recipe) -> float:
 
 ERRORS = {
     "narrow": "error_narrow", "experts": "error_experts", "experts_narrow": "error_experts",
-    "scan": "error_experts", "waits": "error_experts", "attention": "error_attention",
+    "scan": "error_experts", "attention": "error_attention",
     "light": "error_light", "cold": "error_light", "kernels": "error_light",
 }  # fmt: skip
 """Which error each kind of work has beside that of the whole step."""

@@ -22,6 +22,7 @@ class StepConstants(Fitted, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         cold: Share of a product's activations that pass through memory beside its arithmetic:
             alone it finds them in the cache of the run before, in a step it does not.
         experts: Of grouped products, over that of plain ones.
+        experts_fused: The same where sorting, quantising and activation are in their kernels.
         flash: Of attention by the first FlashAttention.
         flash_width: How its factor changes with the width of a head, 1 at 64.
         flash2: By the second.
@@ -41,7 +42,8 @@ class StepConstants(Fitted, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         launch_eager_s: What the host takes to launch a kernel, run eagerly from Python: where
             that is longer than the kernels, the chip waits.
         launch_fused_s: The same compiled.
-        wait_experts_s: What a pass through a layer of experts adds where the host waits for sizes.
+        wait_experts_s: What the host takes for a pass through a layer of experts, where it waits
+            for their sizes.
         offload_bytes_per_s: Optimizer bytes a rank passes to and from the host in a second.
         decode: Factor of a decoding step over its kernels, on one chip.
         decode_low: The lower end of its 90 % range.
@@ -64,6 +66,7 @@ class StepConstants(Fitted, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     matmul_nvfp4: float
     cold: float
     experts: float
+    experts_fused: float
     flash: float
     flash_width: tuple[tuple[int, float], ...]
     flash2: float
