@@ -12,13 +12,13 @@ from scantling.report.text import show_table, table
 from scantling.validate.score import (
     MANY,
     Errors,
-    Scored,
     TableScore,
     complaint,
     deviation,
     inside,
     pooled,
 )
+from scantling.validate.table import Scored
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -206,6 +206,6 @@ Each reason is listed with its count.
 The constants of a chip are one frozen set, used in every table (`src/scantling/data/constants`).
 They were fitted on rows of these tables, so these errors are of fitted rows where a chip has \
 constants of its own.
-Errors with whole groups left out (an (n, k) pair, a model size, a chip) are printed by the scripts \
-that fit: `benchmarks/fit_*.py`.
+Errors with whole groups left out (an (n, k) pair, a model size, a chip) are printed by the \
+scripts that fit: `benchmarks/fit_*.py`.
 """

@@ -15,7 +15,8 @@ from scantling.report.validate import (
     row_text,
     verdict,
 )
-from scantling.validate.score import Scored, TableScore, deviation, inside
+from scantling.validate.score import TableScore, deviation, inside
+from scantling.validate.table import Scored
 
 SIDE = 380
 """Width and height of a plot in pixels."""
@@ -173,12 +174,18 @@ def _scatter(t: TableScore) -> str:
     title = f"Predicted against measured {t.quantity}"
     drawn += [
         f'<text x="{SIDE / 2}" y="{SIDE - 12}" text-anchor="middle">measured {_unit(t)}</text>',
-        f'<text transform="translate(13 {SIDE / 2}) rotate(-90)" text-anchor="middle">'
-        f"predicted {_unit(t)}</text>",
-        f'<circle class="hit" cx="{MARGIN + 4}" cy="{MARGIN - 12}" r="3"/>'
-        f'<text x="{MARGIN + 12}" y="{MARGIN - 8}">inside the interval</text>',
-        f'<path class="miss" d="{_cross(MARGIN + 140, MARGIN - 12)}"/>'
-        f'<text x="{MARGIN + 149}" y="{MARGIN - 8}">outside</text>',
+        (
+            f'<text transform="translate(13 {SIDE / 2}) rotate(-90)" text-anchor="middle">'
+            f"predicted {_unit(t)}</text>"
+        ),
+        (
+            f'<circle class="hit" cx="{MARGIN + 4}" cy="{MARGIN - 12}" r="3"/>'
+            f'<text x="{MARGIN + 12}" y="{MARGIN - 8}">inside the interval</text>'
+        ),
+        (
+            f'<path class="miss" d="{_cross(MARGIN + 140, MARGIN - 12)}"/>'
+            f'<text x="{MARGIN + 149}" y="{MARGIN - 8}">outside</text>'
+        ),
     ]
     if len(points) < len(t.points):
         drawn.append(f'<text x="{end}" y="{MARGIN - 26}" text-anchor="end">'
@@ -231,8 +238,10 @@ def _histogram(t: TableScore) -> str:
         f'<path class="axis" d="M{MARGIN} {end}H{SIDE - MARGIN}"/>',
         f'<path class="same" d="M{middle} {MARGIN}V{end}"/>',
         f'<text x="{MARGIN - 5}" y="{MARGIN + 4}" text-anchor="end">{most:,}</text>',
-        f'<text x="{SIDE / 2}" y="{SIDE - 12}" text-anchor="middle">'
-        "predicted / measured − 1</text>",
+        (
+            f'<text x="{SIDE / 2}" y="{SIDE - 12}" text-anchor="middle">'
+            "predicted / measured − 1</text>"
+        ),
     ]
     return _svg(SIDE, f"Rows by error of {t.quantity}", drawn)
 
