@@ -48,6 +48,7 @@ class Deployment(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         experts: Dtype of routed experts; None is that of the rest.
         cache: Dtype of keys and values.
         head: Dtype of embeddings and head, which engines rarely quantise.
+        streams: Whether a server sends each token to its client; an offline batch does not.
 
     Example:
         >>> Deployment(tp=8, weights="fp8").n_gpu
@@ -61,6 +62,7 @@ class Deployment(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     experts: str | None = None
     cache: str = "bf16"
     head: str = "bf16"
+    streams: bool = True
 
     @property
     def n_gpu(self) -> Num:
@@ -90,9 +92,9 @@ class Demand(Struct, frozen=True):
     reduces: Num
     """Collectives."""
     sequences: Num
-    """Sequences of all groups: what one host looks after."""
-    narrow: bool
-    """Whether weights have less than 8 bits."""
+    """Sequences of all groups whose tokens one server sends."""
+    narrow: Num
+    """1 where weights have less than 8 bits, else 0."""
 
     @property
     def lower_s(self) -> Num:
@@ -214,7 +216,7 @@ def demand(
         cache_s=found["cache"] / bandwidth, matmul_s=found["matmul"] / dense,
         grouped_s=found["grouped"] / grouped, attention_s=found["attention"] / wide,
         link_s=found["link"] / link, launches=found["launches"], routed=found["routed"],
-        reduces=found["reduces"], sequences=batch * d.dp, narrow=dtype_bytes(d.weights) < 1,
+        reduces=found["reduces"], sequences=batch * d.dp * d.streams, narrow=float(dtype_bytes(d.weights) < 1),
     )  # fmt: skip
 
 
@@ -280,7 +282,7 @@ def step_time(w: Demand, c: ServeConstants) -> Num:
         max(weights / reached, products / reached)   dense, experts and attention each
         + link / reached + what kernels, routing, collectives, sequences and the step take beside
     """
-    narrow = c.narrow if w.narrow else 1.0
+    narrow: Any = 1 + (c.narrow - 1) * w.narrow
     dense: Any = maximum(w.weights_s * narrow / c.weights, w.matmul_s / c.matmul)
     experts: Any = maximum(w.experts_s * narrow / c.experts, w.grouped_s / c.grouped)
     attention: Any = maximum(w.cache_s / c.cache, w.attention_s / c.attention)
@@ -294,13 +296,18 @@ class Load(Struct, frozen=True):
 
     decode: Demand
     prefill: Demand
+    """One prompt."""
+    bunch: Demand
+    """As many prompts as one step takes."""
+    bunched: Num
     prompt: Num
     answer: Num
     sequences: Num
     queues: Any
     weights_bytes: Num
     cache_bytes: Num
-    routed: bool
+    routed: Any
+    """Whether the model has routed experts."""
 
 
 def load(
@@ -325,9 +332,11 @@ def load(
     asked: Any = room if concurrency is None else concurrency / d.dp
     sequences = maximum(minimum(asked, room), 1)
     context: Any = prompt + ceil_div(answer, 2)
+    bunched: Any = minimum(maximum(CHUNK_TOKENS // prompt, 1), maximum(sequences // d.pp, 1))
     return Load(
         decode=demand(spec, chip, d, sequences / d.pp, context),
         prefill=demand(spec, chip, d, 1, prompt, "prefill"),
+        bunch=demand(spec, chip, d, bunched, prompt, "prefill"), bunched=bunched,
         prompt=prompt, answer=answer, sequences=sequences, queues=asked > room,
         weights_bytes=weights, cache_bytes=per_sequence,
         routed=any(t.experts is not None for op in operators(spec) for t in op.tensors),
@@ -358,6 +367,13 @@ def sequence_bytes(spec: Spec, d: Deployment, context: Num) -> Num:
     return maximum(total / d.pp, kv_dtype_bytes(d.cache))  # type: ignore[no-any-return]
 
 
+def prefill_time(w: Load, c: ServeConstants) -> Num:
+    """Seconds of one prompt among others: steps are shared by as many as fit in 8192 tokens."""
+    chunks: Any = maximum(ceil_div(w.prompt, CHUNK_TOKENS), 1)  # type: ignore[arg-type]
+    more: Any = (chunks - 1) * w.prefill.launches * c.launch_s
+    return step_time(w.bunch, c) / w.bunched + more  # type: ignore[no-any-return]
+
+
 def served(w: Load, d: Deployment, c: ServeConstants) -> Serving:
     """What a load takes.
 
@@ -368,25 +384,29 @@ def served(w: Load, d: Deployment, c: ServeConstants) -> Serving:
     of them while the other sequences fill the gaps.
     """
     decode: Any = step_time(w.decode, c)
-    steps = maximum(ceil_div(w.prompt, CHUNK_TOKENS), 1) - 1
-    prefill: Any = step_time(w.prefill, c) + steps * (w.prefill.launches * c.launch_s)
-    alone = prefill - c.step_s
-    others = maximum(w.sequences - c.own, 0) * alone / d.pp
-    tpot = decode + others / w.answer
-    first = c.first_s + prefill
-    rate: Any = w.sequences * d.dp / (decode + w.sequences / d.pp * alone / w.answer)
-    low, high = (c.experts_low, c.experts_high) if w.routed else (c.decode_low, c.decode_high)
+    among: Any = prefill_time(w, c)
+    others: Any = maximum(w.sequences - c.own, 0) / d.pp
+    tpot = decode + others * among / w.answer
+    alone: Any = step_time(w.prefill, c)
+    first = c.first_s + alone
+    rate: Any = w.sequences * d.dp / (decode + w.sequences / d.pp * among / w.answer)
+    low: Any = c.decode_low + (c.experts_low - c.decode_low) * w.routed
+    high: Any = c.decode_high + (c.experts_high - c.decode_high) * w.routed
     e = c.widen
-    lower: Any = w.decode.lower_s
     return Serving(
         sequences=w.sequences,
-        tpot_s=Times(maximum(tpot * low**e, lower), tpot, tpot * high**e),
+        tpot_s=Times(maximum(tpot * low**e, w.decode.lower_s), tpot, tpot * high**e),
         ttft_s=Times(maximum(first * c.first_low**e, w.prefill.lower_s), first,
                      first * c.first_high**e),
         tokens_per_s=Times(rate * c.rate_low**e, rate, rate * c.rate_high**e),
-        decode_s=decode, prefill_s=prefill, weights_bytes=w.weights_bytes,
+        decode_s=decode, prefill_s=alone, weights_bytes=w.weights_bytes,
         cache_bytes=w.cache_bytes, queues=w.queues,
     )  # fmt: skip
+
+
+def batch_time(w: Load, c: ServeConstants) -> Num:
+    """Seconds from start to end of a fixed batch: all prompts, then a step for each token."""
+    return w.sequences * prefill_time(w, c) + w.answer * step_time(w.decode, c)  # type: ignore[no-any-return]
 
 
 def serving(
