@@ -95,6 +95,10 @@ class Demand(Struct, frozen=True):
     """Sequences of all groups whose tokens one server sends."""
     narrow: Num
     """1 where weights have less than 8 bits, else 0."""
+    matmul: Num
+    """Fraction of the peak that a large product reaches on the chip at the dense dtype."""
+    grouped: Num
+    """The same at the dtype of the experts."""
 
     @property
     def lower_s(self) -> Num:
@@ -160,21 +164,20 @@ def stored_bytes(dtype: str) -> float:
     return dtype_bytes(dtype) + SCALES.get(plain_dtype(dtype), 0.0)
 
 
-def running_rate(chip: Chip, dtype: str) -> float:
-    """The peak rate of products whose weights are kept in a dtype.
+def running_dtype(chip: Chip, dtype: str) -> str:
+    """What products run in whose weights are kept in a dtype.
 
-    Where the chip has no rate for it, weights are widened as they are read.
+    Where the chip has no rate for it, weights are widened as they are read; nobody multiplies in
+    INT4.
 
     Example:
         >>> from scantling.hardware import chip
-        >>> running_rate(chip("h100-sxm"), "int4") == chip("h100-sxm").rate("bf16")
-        True
+        >>> [running_dtype(chip("h100-sxm"), kept) for kept in ("fp4", "int4", "fp8")]
+        ['fp8', 'bf16', 'fp8']
     """
     name = plain_dtype(dtype)
-    if name in {"int4"}:  # weights only: nobody multiplies in it
-        name = "bf16"
-    wanted = [name, *NARROWER.get(name, ())]
-    return chip.rate(next((d for d in wanted if d in chip.dtypes), name))
+    wanted = [name, *NARROWER.get(name, ())] if name != "int4" else [*NARROWER[name]]
+    return next((d for d in wanted if d in chip.dtypes), name)
 
 
 def demand(
@@ -208,15 +211,17 @@ def demand(
         if op.cache is not None and phase == "decode":
             held: Any = cache_bytes(op.cache, context, d.cache)
             found["cache"] = found["cache"] + held * batch / _cache_split(op, spec, d)
-    dense, grouped = running_rate(chip, d.weights), running_rate(chip, d.experts or d.weights)
+    dense, grouped = (running_dtype(chip, kept) for kept in (d.weights, d.experts or d.weights))
+    reached = chip.constants.gemm.matmul_at
     bandwidth, link = chip.memory_bytes_per_s, chip.link_bytes_per_s or PCIE_BYTES_PER_S
     wide = chip.rate("bf16" if "bf16" in chip.dtypes else "fp16")
     return Demand(
         weights_s=found["weights"] / bandwidth, experts_s=found["experts"] / bandwidth,
-        cache_s=found["cache"] / bandwidth, matmul_s=found["matmul"] / dense,
-        grouped_s=found["grouped"] / grouped, attention_s=found["attention"] / wide,
+        cache_s=found["cache"] / bandwidth, matmul_s=found["matmul"] / chip.rate(dense),
+        grouped_s=found["grouped"] / chip.rate(grouped), attention_s=found["attention"] / wide,
         link_s=found["link"] / link, launches=found["launches"], routed=found["routed"],
         reduces=found["reduces"], sequences=batch * d.dp * d.streams, narrow=float(dtype_bytes(d.weights) < 1),
+        matmul=reached(dense), grouped=reached(grouped),
     )  # fmt: skip
 
 
@@ -279,12 +284,12 @@ def _cache_split(op: Op, spec: Spec, d: Deployment) -> Any:
 def step_time(w: Demand, c: ServeConstants) -> Num:
     """Seconds of a step.
 
-        max(weights / reached, products / reached)   dense, experts and attention each
-        + link / reached + what kernels, routing, collectives, sequences and the step take beside
+    max(weights / reached, products / reached)   dense, experts and attention each
+    + link / reached + what kernels, routing, collectives, sequences and the step take beside
     """
     narrow: Any = 1 + (c.narrow - 1) * w.narrow
-    dense: Any = maximum(w.weights_s * narrow / c.weights, w.matmul_s / c.matmul)
-    experts: Any = maximum(w.experts_s * narrow / c.experts, w.grouped_s / c.grouped)
+    dense: Any = maximum(w.weights_s * narrow / c.weights, w.matmul_s / (w.matmul * c.matmul))
+    experts: Any = maximum(w.experts_s * narrow / c.experts, w.grouped_s / (w.grouped * c.grouped))
     attention: Any = maximum(w.cache_s / c.cache, w.attention_s / c.attention)
     beside: Any = w.launches * c.launch_s + w.routed * c.routed_s + w.reduces * c.reduce_s
     host: Any = w.sequences * c.sequence_s + c.step_s

@@ -163,7 +163,12 @@ def fixed_batch(row: CsvRow) -> Scored:
         raise NotScoredError("another quantity of this table", excluded=True)
     w, d, one = fixed_load(row)
     c = serve_constants(one)
-    rate = float(w.sequences) * float(w.answer) / float(batch_time(w, c)) / (d.tp if row["unit_scope"] == "per_gpu" else 1)  # type: ignore[operator]
+    rate = (
+        float(w.sequences)
+        * float(w.answer)
+        / float(batch_time(w, c))
+        / (d.tp if row["unit_scope"] == "per_gpu" else 1)
+    )  # type: ignore[operator]
     times = Times(rate / c.decode_high**c.widen, rate, rate / c.decode_low**c.widen)
     return _scored(row, f"{row['model']} {row['gpu']}", row["gpu"], number(row, "value"), times)
 

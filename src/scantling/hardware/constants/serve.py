@@ -13,7 +13,7 @@ class ServeConstants(Fitted, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         experts: The same for the routed experts that a step touches.
         cache: The same for keys, values and states.
         narrow: What reading weights of less than 8 bits takes over their bytes, at least 1.
-        matmul: Fraction of the peak that large dense products reach, at the dtype's own peak.
+        matmul: What dense products of a prompt reach of the rate that the chip's large ones do.
         grouped: The same for the products of routed experts.
         attention: The same for attention, of the 16-bit peak.
         link: Fraction of the link's bandwidth that collectives reach.
