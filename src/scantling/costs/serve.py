@@ -209,7 +209,7 @@ def demand(
         if op.name.endswith(".residual"):  # what a split layer adds to it is summed over the group
             _add_collective(found, op, d)
         if op.cache is not None and phase == "decode":
-            held: Any = cache_bytes(op.cache, context, d.cache)
+            held: Any = cache_bytes(op.cache, context, d.cache)  # type: ignore[arg-type]
             found["cache"] = found["cache"] + held * batch / _cache_split(op, spec, d)
     dense, grouped = (running_dtype(chip, kept) for kept in (d.weights, d.experts or d.weights))
     reached = chip.constants.gemm.matmul_at
@@ -220,8 +220,8 @@ def demand(
         cache_s=found["cache"] / bandwidth, matmul_s=found["matmul"] / chip.rate(dense),
         grouped_s=found["grouped"] / chip.rate(grouped), attention_s=found["attention"] / wide,
         link_s=found["link"] / link, launches=found["launches"], routed=found["routed"],
-        reduces=found["reduces"], sequences=batch * d.dp * d.streams, narrow=float(dtype_bytes(d.weights) < 1),
-        matmul=reached(dense), grouped=reached(grouped),
+        reduces=found["reduces"], sequences=batch * d.dp * d.streams,
+        narrow=float(dtype_bytes(d.weights) < 1), matmul=reached(dense), grouped=reached(grouped),
     )  # fmt: skip
 
 
@@ -336,7 +336,7 @@ def load(
     room = maximum(chip.usable_bytes * c.memory - weights, per_sequence) / per_sequence
     asked: Any = room if concurrency is None else concurrency / d.dp
     sequences = maximum(minimum(asked, room), 1)
-    context: Any = prompt + ceil_div(answer, 2)
+    context: Any = prompt + ceil_div(answer, 2)  # type: ignore[arg-type]
     bunched: Any = minimum(maximum(CHUNK_TOKENS // prompt, 1), maximum(sequences // d.pp, 1))
     return Load(
         decode=demand(spec, chip, d, sequences / d.pp, context),
@@ -411,7 +411,7 @@ def served(w: Load, d: Deployment, c: ServeConstants) -> Serving:
 
 def batch_time(w: Load, c: ServeConstants) -> Num:
     """Seconds from start to end of a fixed batch: all prompts, then a step for each token."""
-    return w.sequences * prefill_time(w, c) + w.answer * step_time(w.decode, c)  # type: ignore[no-any-return]
+    return w.sequences * prefill_time(w, c) + w.answer * step_time(w.decode, c)
 
 
 def serving(

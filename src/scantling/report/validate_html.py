@@ -18,9 +18,9 @@ from scantling.report.validate import (
 from scantling.validate.score import TableScore, deviation, inside
 from scantling.validate.table import Scored
 
-SIDE = 380
+SIDE = 400
 """Width and height of a plot in pixels."""
-MARGIN = 52
+MARGIN = 60
 MOST_POINTS = 500
 """Points drawn of a table: more cannot be told apart, and the page must stay small."""
 BINS = 40
@@ -163,7 +163,7 @@ def _scatter(t: TableScore) -> str:
     end = SIDE - MARGIN
     drawn = [f'<rect class="axis" x="{MARGIN}" y="{MARGIN}" width="{inner}" height="{inner}"/>']
     for tick in _ticks(low, high):
-        label = f"{tick:.3g}"
+        label = _label(tick)
         drawn += [
             f'<path class="grid" d="M{x(tick):.1f} {MARGIN}V{end}M{MARGIN} {y(tick):.1f}H{end}"/>',
             f'<text x="{x(tick):.1f}" y="{end + 15}" text-anchor="middle">{label}</text>',
@@ -178,15 +178,9 @@ def _scatter(t: TableScore) -> str:
             f'<text transform="translate(13 {SIDE / 2}) rotate(-90)" text-anchor="middle">'
             f"predicted {_unit(t)}</text>"
         ),
-        (
-            f'<circle class="hit" cx="{MARGIN + 4}" cy="{MARGIN - 12}" r="3"/>'
-            f'<text x="{MARGIN + 12}" y="{MARGIN - 8}">inside the interval</text>'
-        ),
-        (
-            f'<path class="miss" d="{_cross(MARGIN + 140, MARGIN - 12)}"/>'
-            f'<text x="{MARGIN + 149}" y="{MARGIN - 8}">outside</text>'
-        ),
     ]
+    if t.errors.interval_coverage is not None:
+        drawn += LEGEND
     if len(points) < len(t.points):
         drawn.append(f'<text x="{end}" y="{MARGIN - 26}" text-anchor="end">'
                      f"{len(points)} of {len(t.points):,} rows drawn</text>")  # fmt: skip
@@ -214,6 +208,14 @@ def _cross(a: float, b: float) -> str:
     return f"M{a - 3:.1f} {b - 3:.1f}l6 6m0 -6l-6 6"
 
 
+LEGEND = (
+    f'<circle class="hit" cx="{MARGIN + 4}" cy="{MARGIN - 12}" r="3"/>',
+    f'<text x="{MARGIN + 12}" y="{MARGIN - 8}">inside the interval</text>',
+    f'<path class="miss" d="{_cross(MARGIN + 140, MARGIN - 12)}"/>',
+    f'<text x="{MARGIN + 149}" y="{MARGIN - 8}">outside</text>',
+)
+
+
 def _histogram(t: TableScore) -> str:
     """How many rows have which signed error, ±100 % and beyond in the last bins."""
     counts = [0] * BINS
@@ -237,7 +239,7 @@ def _histogram(t: TableScore) -> str:
     drawn += [
         f'<path class="axis" d="M{MARGIN} {end}H{SIDE - MARGIN}"/>',
         f'<path class="same" d="M{middle} {MARGIN}V{end}"/>',
-        f'<text x="{MARGIN - 5}" y="{MARGIN + 4}" text-anchor="end">{most:,}</text>',
+        f'<text x="{MARGIN}" y="{MARGIN - 8}">rows, at most {most:,}</text>',
         (
             f'<text x="{SIDE / 2}" y="{SIDE - 12}" text-anchor="middle">'
             "predicted / measured − 1</text>"
@@ -258,6 +260,18 @@ def _ticks(low: float, high: float) -> list[float]:
         return found
     ends = 10**low, 10**high
     return [ends[0] + (ends[1] - ends[0]) * i / 4 for i in range(1, 4)]
+
+
+def _label(value: float) -> str:
+    """A round number in few characters.
+
+    Example:
+        >>> [_label(v) for v in (0.05, 20.0, 5000.0, 1e6)]
+        ['0.05', '20', '5,000', '1e6']
+    """
+    if value >= 1e6:
+        return f"{value:.0e}".replace("e+0", "e").replace("e+", "e")
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
 
 
 def _unit(t: TableScore) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 
 from scantling import catalog
 from scantling.costs.serve import (
@@ -12,9 +13,9 @@ from scantling.costs.serve import (
     Times,
     batch_time,
     load,
+    sequence_bytes,
     serve_constants,
     served,
-    sequence_bytes,
     step_time,
     weights_bytes,
 )
@@ -51,7 +52,7 @@ class Layout:
             dp = max(round(loaded / batch), 1) if ep > 1 else 1.0
             dp = min(dp, tp)
             tp = tp / dp
-        total = batch * dp
+        total = min(batch * dp, loaded or math.inf)  # replicas share a load, so may groups
         if experts_tp == ep > 1 and experts_tp * ep == tp * dp:
             tp, dp = (tp / ep, 1.0) if dp == 1 else (1.0, dp / ep)
         elif tp == dp > 1 and ep == tp * dp:
@@ -163,12 +164,8 @@ def fixed_batch(row: CsvRow) -> Scored:
         raise NotScoredError("another quantity of this table", excluded=True)
     w, d, one = fixed_load(row)
     c = serve_constants(one)
-    rate = (
-        float(w.sequences)
-        * float(w.answer)
-        / float(batch_time(w, c))
-        / (d.tp if row["unit_scope"] == "per_gpu" else 1)
-    )  # type: ignore[operator]
+    share = float(d.tp) if row["unit_scope"] == "per_gpu" else 1.0
+    rate = float(w.sequences) * float(w.answer) / float(batch_time(w, c)) / share
     times = Times(rate / c.decode_high**c.widen, rate, rate / c.decode_low**c.widen)
     return _scored(row, f"{row['model']} {row['gpu']}", row["gpu"], number(row, "value"), times)
 
