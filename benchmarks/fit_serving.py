@@ -161,7 +161,7 @@ def main():
     c = replace(c, first_s=float(max(np.median(beside), 0)))
     first = stack.first[low_load] / (found.prefill_s[low_load] + c.first_s)
     ranges = {
-        "decode": 1 / left_out[np.char.startswith(stack.kind, "dense")],
+        "decode": 1 / left_out[np.isin(stack.kind, ["dense A", "fixed output"])],
         "experts": 1 / left_out[stack.kind == "MoE"], "first": first,
         "rate": left_out[np.isin(stack.kind, ["offline"])],
     }  # fmt: skip

@@ -48,7 +48,8 @@ class Deployment(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         experts: Dtype of routed experts; None is that of the rest.
         cache: Dtype of keys and values.
         head: Dtype of embeddings and head, which engines rarely quantise.
-        streams: Whether a server sends each token to its client; an offline batch does not.
+        in_flight: Whether sequences come and go, so that the host looks after each at every step; a
+            fixed batch runs as one.
 
     Example:
         >>> Deployment(tp=8, weights="fp8").n_gpu
@@ -62,7 +63,7 @@ class Deployment(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     experts: str | None = None
     cache: str = "bf16"
     head: str = "bf16"
-    streams: bool = True
+    in_flight: bool = True
 
     @property
     def n_gpu(self) -> Num:
@@ -92,7 +93,7 @@ class Demand(Struct, frozen=True):
     reduces: Num
     """Collectives."""
     sequences: Num
-    """Sequences of all groups whose tokens one server sends."""
+    """Sequences of all groups and stages that one host looks after."""
     narrow: Num
     """1 where weights have less than 8 bits, else 0."""
     matmul: Num
@@ -220,7 +221,7 @@ def demand(
         cache_s=found["cache"] / bandwidth, matmul_s=found["matmul"] / chip.rate(dense),
         grouped_s=found["grouped"] / chip.rate(grouped), attention_s=found["attention"] / wide,
         link_s=found["link"] / link, launches=found["launches"], routed=found["routed"],
-        reduces=found["reduces"], sequences=batch * d.dp * d.streams,
+        reduces=found["reduces"], sequences=batch * d.dp * d.pp * d.in_flight,
         narrow=float(dtype_bytes(d.weights) < 1), matmul=reached(dense), grouped=reached(grouped),
     )  # fmt: skip
 

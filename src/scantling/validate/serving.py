@@ -152,7 +152,7 @@ def fixed_load(row: CsvRow) -> tuple[Load, Deployment, Chip]:
     dtype = QUANTISED[row["precision"]]
     cache = "fp8" if dtype == "fp8" else "fp16"
     tp = int(number(row, "tp"))
-    d = Deployment(tp=tp, weights=dtype, cache=cache, head="fp16", streams=False)
+    d = Deployment(tp=tp, weights=dtype, cache=cache, head="fp16", in_flight=False)
     sizes = (int(number(row, f)) for f in ("isl", "osl"))
     return _load(row["model"], row["gpu"], d, *sizes, number(row, "batch")), d, one
 
@@ -191,7 +191,7 @@ def offline_load(row: CsvRow) -> tuple[Load, Deployment, Chip]:
     """
     one = chip(row["gpu"])
     d = Deployment(tp=int(number(row, "tp")), pp=int(number(row, "pp")),
-                   weights=QUANTISED[row["weights"]], cache="fp8", streams=False)  # fmt: skip
+                   weights=QUANTISED[row["weights"]], cache="fp8")  # fmt: skip
     spec = catalog.resolve(row["model"]).spec
     prompt, answer = int(number(row, "isl")), int(number(row, "osl"))
     free = one.usable_bytes * serve_constants(one).memory - float(weights_bytes(spec, d))

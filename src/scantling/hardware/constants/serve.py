@@ -21,7 +21,7 @@ class ServeConstants(Fitted, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         routed_s: What the routing of a layer takes beside: choosing, sorting, quantising.
         reduce_s: What each all-reduce takes beside its bytes.
         step_s: What a step takes beside its layers.
-        sequence_s: What a server does for each sequence of a step: decoding and sending its token.
+        sequence_s: What the host does for each sequence of a step: scheduling, sampling, sending.
         first_s: What a request takes before its prompt is run.
         own: Prefills of others that a request's own wait for its first token hides.
         memory: Fraction of the memory that weights and cache may fill.
