@@ -163,6 +163,7 @@ def main():
     ranges = {
         "decode": 1 / left_out[np.isin(stack.kind, ["dense A", "fixed output"])],
         "experts": 1 / left_out[stack.kind == "MoE"], "first": first,
+        "prompt": 1 / left_out[stack.kind == "fixed first_"],
         "rate": left_out[np.isin(stack.kind, ["offline"])],
     }  # fmt: skip
     for name, values in ranges.items():

@@ -178,7 +178,7 @@ def first_token(row: CsvRow) -> Scored:
     w, _, one = fixed_load(row)
     c = serve_constants(one)
     value = float(step_time(w.prefill, c))
-    times = Times(value * c.first_low**c.widen, value, value * c.first_high**c.widen)
+    times = Times(value * c.prompt_low**c.widen, value, value * c.prompt_high**c.widen)
     return _scored(row, f"{row['model']} {row['gpu']}", row["gpu"], number(row, "value"), times,
                    1e3)  # fmt: skip
 

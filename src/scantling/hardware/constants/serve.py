@@ -31,6 +31,8 @@ class ServeConstants(Fitted, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         experts_high: Its high end.
         first_low: The same for the time to the first token at low load.
         first_high: Its high end.
+        prompt_low: The same for a prompt alone in an engine without a server.
+        prompt_high: Its high end.
         rate_low: The same for offline throughput, whose batch is ours to guess.
         rate_high: Its high end.
     """
@@ -57,5 +59,7 @@ class ServeConstants(Fitted, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     experts_high: float
     first_low: float
     first_high: float
+    prompt_low: float
+    prompt_high: float
     rate_low: float
     rate_high: float
