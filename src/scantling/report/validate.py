@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 HEADINGS = ("rows", "scored", "skipped", "excluded", "mean", "median", "p90", "inside", "width")
 MEANING = (
     "mean, median, p90: of |predicted / measured − 1|. inside: share of measured values within "
-    "the 90 % interval. width: median half-width of the interval over the prediction."
+    "the 90 % interval. width: median half-width of the interval over the prediction. "
+    "verdict: an interval is too narrow below 85 % inside, too wide above 97 % or where its width is "
+    "more than twice the median error; from 30 rows on."
 )
 
 
@@ -63,7 +65,7 @@ def _errors(found: Errors) -> dict[str, Any]:
 def print_validation(out: Console, tables: Sequence[TableScore], worst: int = 5) -> None:
     """One table of all errors, then each table's parts, worst rows and unscored rows."""
     listed = table(("table", "left"), ("quantity", "left"), *((h, "right") for h in HEADINGS),
-                   ("", "left"))  # fmt: skip
+                   ("verdict", "left"))  # fmt: skip
     for t in tables:
         wrong = verdict(t)
         style = "yellow" if wrong and not wrong.startswith("exact") else None
@@ -116,7 +118,7 @@ def verdict(t: TableScore) -> str:
     if not t.errors.scored:
         return "not scored"
     if t.exact:
-        return f"exact in {t.errors.equal} of {t.errors.scored}"
+        return f"exact {t.errors.equal:,}/{t.errors.scored:,}"
     return complaint(t.errors)
 
 
@@ -148,7 +150,7 @@ def percent(value: float | None) -> str:
 
 def markdown(tables: Sequence[TableScore], worst: int = 3) -> str:
     """The page ``docs/validation.md``: the same as the text, after its introduction."""
-    head = ("table", "quantity", *HEADINGS, "")
+    head = ("table", "quantity", *HEADINGS, "verdict")
     lines = [INTRODUCTION, _line(head), _line(["---", "---", *["--:"] * len(HEADINGS), "---"])]
     lines += [_line([f"[{t.table}](#{anchor(t)})", t.quantity, *cells(t), verdict(t)])
               for t in tables]  # fmt: skip
@@ -183,7 +185,7 @@ def _section(t: TableScore, worst: int) -> list[str]:
         lines += [f"- {row_text(s)}" for s in t.worst(worst)]
         lines.append("")
     if len(lines) == 2:
-        lines += [f"All {t.rows} rows, {verdict(t)}.", ""]
+        lines += [f"Every row is {verdict(t).split()[0]}.", ""]
     return lines
 
 

@@ -88,7 +88,7 @@ excluded because its table says that it cannot be trusted.</p>
 
 
 def _overview(tables: Sequence[TableScore]) -> str:
-    head = "".join(f'<th scope="col">{h}</th>' for h in ("table", "quantity", *HEADINGS, ""))
+    head = "".join(f'<th scope="col">{h}</th>' for h in ("table", "quantity", *HEADINGS, "verdict"))
     rows = []
     for t in tables:
         wrong = verdict(t)

@@ -197,16 +197,19 @@ def pooled(tables: Sequence[TableScore]) -> Errors:
 def complaint(found: Errors) -> str:
     """What is wrong with intervals, in words; empty where they keep their promise.
 
+    Too narrow: fewer than 85 % of rows lie inside. Too wide: more than 97 % do, or the median
+    half-width is more than twice the median error.
+
     Example:
         >>> complaint(Errors(scored=100, mape=0.1, median_ape=0.08, interval_coverage=0.7))
-        'contains too few'
+        'too narrow'
     """
     if found.interval_coverage is None or found.scored < MANY:
         return ""
     if found.interval_coverage < COVERAGE[0]:
-        return "contains too few"
+        return "too narrow"
     if found.interval_coverage > COVERAGE[1]:
-        return "contains too many"
+        return "too wide"
     if (found.interval_width or 0) > 2 * (found.median_ape or 0):
-        return "wider than twice the median error"
+        return "too wide"
     return ""
