@@ -168,10 +168,8 @@ def main():
     }  # fmt: skip
     for name, values in ranges.items():
         ordered = sorted(values)
-        ends = {
-            f"{name}_low": quantile(ordered, ENDS[0]),
-            f"{name}_high": quantile(ordered, ENDS[1]),
-        }
+        low, high = (quantile(ordered, end) for end in ENDS)
+        ends = {f"{name}_low": min(low, 0.95), f"{name}_high": max(high, 1.05)}
         c = replace(c, **{k: float(v) for k, v in ends.items()})
     for name, value in asdict(c).items():
         if isinstance(value, float):

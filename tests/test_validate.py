@@ -18,6 +18,7 @@ from scantling.errors import FieldError, ScantlingError
 from scantling.hardware import chip, chips
 from scantling.report import validate as report
 from scantling.report.validate_html import page
+from scantling.spec import vary
 from scantling.validate import readers, serving, table
 from scantling.validate.score import Errors, complaint, errors, pooled, quantile
 from scantling.validate.table import NotScoredError, Reader, Scored
@@ -306,6 +307,25 @@ def test_a_column_of_loads_is_each_load(name):
             column, value = getattr(many, times), getattr(alone, times)
             assert column.value[i] == pytest.approx(value.value, rel=1e-12)
             assert column.low[i] == pytest.approx(value.low, rel=1e-12)
+
+
+def test_a_column_of_shapes_is_each_shape():
+    spec = catalog.model("llama-3.1-8b")
+    changes = {"n_layer": [24, 32, 48], "d_model": [2048, 4096, 5120], "d_ff": [6144, 14336, 8192]}
+    many = serve.serving(
+        vary(spec, **{k: np.array(v) for k, v in changes.items()}),
+        chip("h100"),
+        EIGHT,
+        2048,
+        512,
+        8,
+    )
+
+    for i in range(3):
+        shape = vary(spec, **{k: v[i] for k, v in changes.items()})
+        alone = serve.serving(shape, chip("h100"), EIGHT, 2048, 512, 8)
+        assert many.tpot_s.value[i] == pytest.approx(alone.tpot_s.value, rel=1e-12)
+        assert many.cache_bytes[i] == pytest.approx(alone.cache_bytes, rel=1e-12)
 
 
 def test_more_in_flight_take_longer_each_and_give_more_together():

@@ -27,8 +27,8 @@ HEADINGS = ("rows", "scored", "skipped", "excluded", "mean", "median", "p90", "i
 MEANING = (
     "mean, median, p90: of |predicted / measured − 1|. inside: share of measured values within "
     "the 90 % interval. width: median half-width of the interval over the prediction. "
-    "verdict: an interval is too narrow below 85 % inside, too wide above 97 % or where its width is "
-    "more than twice the median error; from 30 rows on."
+    "verdict, from 30 rows on: an interval is too narrow below 85 % inside, too wide above 97 % or "
+    "where its width is more than twice the median error."
 )
 
 
@@ -210,4 +210,5 @@ They were fitted on rows of these tables, so these errors are of fitted rows whe
 constants of its own.
 Errors with whole groups left out (an (n, k) pair, a model size, a chip) are printed by the \
 scripts that fit: `benchmarks/fit_*.py`.
+What the serving tables hide is in [serving.md](serving.md).
 """
