@@ -39,6 +39,8 @@ def double(row):
         raise NotScoredError("measured badly", excluded=True)
     if row["note"] == "unknown":
         raise ScantlingError("nobody knows this one")
+    if row["note"] == "strange":
+        raise KeyError(row["id"])
     value = 2 * float(row["given"])
     return Scored(row=row["id"], group="g", actual=float(row["actual"]), predicted=value,
                   low=value / 2, high=value * 1.5, by=row["part"])  # fmt: skip
@@ -59,11 +61,12 @@ def folder(tmp_path, monkeypatch):
         "e,1,2,unknown,x",
         "f,one,2,,x",
         "g,,2,,x",
+        "h,1,2,strange,x",
     ]
     (tmp_path / "doubles.csv").write_text("\n".join(rows) + "\n", "utf-8")
     (tmp_path / "strangers.csv").write_text("id,weight\n1,2\n2,3\n", "utf-8")
     (tmp_path / "empty.csv").write_text("id,given\n", "utf-8")
-    (tmp_path / "INDEX.csv").write_text("file,rows\ndoubles.csv,7\n", "utf-8")
+    (tmp_path / "INDEX.csv").write_text("file,rows\ndoubles.csv,8\n", "utf-8")
     return tmp_path
 
 
@@ -81,11 +84,12 @@ def run(*args):
 def test_every_row_is_scored_excluded_or_skipped_with_its_reason(folder):
     doubles, empty, strangers = scantling.validate(folder)
 
-    assert (doubles.rows, doubles.errors.scored, doubles.skipped, doubles.excluded) == (7, 3, 3, 1)
+    assert (doubles.rows, doubles.errors.scored, doubles.skipped, doubles.excluded) == (8, 3, 4, 1)
     reasons = {text: (n, out) for text, n, out in doubles.reasons}
     assert reasons["measured badly"] == (1, True)
     assert reasons["nobody knows this one"] == (1, False)
-    assert sum(n for n, _ in reasons.values()) == 4
+    assert reasons["nothing is known of 'h'"] == (1, False)
+    assert sum(n for n, _ in reasons.values()) == 5
     assert empty.reasons == (("the table is empty", 0, False),)
     assert strangers.skipped == strangers.rows == 2
     assert strangers.reasons[0][0] == "no reader knows this table"
@@ -152,7 +156,7 @@ def test_progress_reaches_the_number_of_rows(folder):
     seen = []
     scantling.validate(folder, progress=lambda *state: seen.append(state))
 
-    assert seen[-1] == ("doubles", 7, 7)
+    assert seen[-1] == ("doubles", 8, 8)
 
 
 # ---------------------------------------------------------------- the report
@@ -186,7 +190,7 @@ def test_markdown_says_the_same(folder):
     text = report.markdown(scantling.validate(folder))
 
     assert "- excluded 1: measured badly" in text
-    assert "| [doubles](#doubles-size-m) | size, m | 7 | 3 | 3 | 1 | 25.0 % |" in text
+    assert "| [doubles](#doubles-size-m) | size, m | 8 | 3 | 4 | 1 | 25.0 % |" in text
 
 
 class Page(HTMLParser):

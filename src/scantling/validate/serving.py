@@ -34,16 +34,33 @@ LOW_LOAD = 4
 """Requests in flight per group up to which a first token hardly queues."""
 MOST_SEQUENCES = 2048
 """Sequences that an offline run keeps in flight: the default of its benchmark script."""
-QUANTISED = {"fp8": "fp8", "fp8_block": "fp8", "nvfp4": "fp4", "fp4": "fp4", "int4_wo": "int4",
-             "fp16": "fp16", "bf16": "bf16"}  # fmt: skip
-"""Columns of quantisation as dtypes."""
+QUANTISED = (("fp4", "fp4"), ("int4", "int4"), ("w4", "int4"), ("fp8", "fp8"), ("int8", "int8"),
+             ("bf16", "bf16"), ("bfloat16", "bf16"), ("fp16", "fp16"), ("float16", "fp16"))  # fmt: skip
+"""Parts of a quantisation's name and the dtype of its weights; the first part found counts."""
+
+
+def quantised(text: str) -> str:
+    """The dtype weights are kept in, of a quantisation as tables spell it.
+
+    Raises:
+        NotScoredError: If its name holds no dtype.
+
+    Example:
+        >>> [quantised(t) for t in ("nvfp4", "fp8_block", "int4_wo", "w4a16_mxfp4", "bfloat16")]
+        ['fp4', 'fp8', 'int4', 'fp4', 'bf16']
+    """
+    for part, dtype in QUANTISED:
+        if part in text.lower():
+            return dtype
+    raise NotScoredError(f"quantisation {text!r} is not known")
 
 
 class Layout:
     """How a row splits the model, read out of columns that multiply degrees of the same chips."""
 
     def __init__(self, row: CsvRow) -> None:
-        tp, experts_tp, ep = (number(row, f) for f in ("tp_size", "moe_tp_size", "moe_ep_size"))
+        tp = number(row, "tp_size")
+        experts_tp, ep = (number(row, f) if row[f] else 1.0 for f in ("moe_tp_size", "moe_ep_size"))
         loaded = number(row, "concurrency") if row["concurrency"] else 0.0
         batch = number(row, "batch_size")
         if row["attention_dp_size"]:
@@ -102,7 +119,7 @@ def serving_load(row: CsvRow) -> tuple[Load, Deployment, Chip]:
     spec = catalog.resolve(row["model"]).spec
     tp, dp, concurrency = split(row, spec)
     wide = row["precision"] == "bf16"
-    dense, experts = ("bf16" if wide else QUANTISED[row[c] or row["precision"]]
+    dense, experts = ("bf16" if wide else quantised(row[c] or row["precision"])
                       for c in ("gemm_quant_mode", "moe_quant_mode"))  # fmt: skip
     d = Deployment(tp=tp, dp=dp, weights=dense, experts=experts, cache="bf16" if wide else "fp8")
     prompt, answer = int(number(row, "isl")), int(number(row, "osl"))
@@ -149,7 +166,7 @@ def time_to_first(row: CsvRow) -> Scored:
 def fixed_load(row: CsvRow) -> tuple[Load, Deployment, Chip]:
     """What a row of the fixed-batch table asks: its batch runs together from start to end."""
     one = chip(row["gpu"])
-    dtype = QUANTISED[row["precision"]]
+    dtype = quantised(row["precision"])
     cache = "fp8" if dtype == "fp8" else "fp16"
     tp = int(number(row, "tp"))
     d = Deployment(tp=tp, weights=dtype, cache=cache, head="fp16", in_flight=False)
@@ -191,7 +208,7 @@ def offline_load(row: CsvRow) -> tuple[Load, Deployment, Chip]:
     """
     one = chip(row["gpu"])
     d = Deployment(tp=int(number(row, "tp")), pp=int(number(row, "pp")),
-                   weights=QUANTISED[row["weights"]], cache="fp8")  # fmt: skip
+                   weights=quantised(row["weights"]), cache="fp8")  # fmt: skip
     spec = catalog.resolve(row["model"]).spec
     prompt, answer = int(number(row, "isl")), int(number(row, "osl"))
     free = one.usable_bytes * serve_constants(one).memory - float(weights_bytes(spec, d))

@@ -124,6 +124,8 @@ def score(reader: Reader, row: CsvRow) -> Scored | NotScoredError:
         return reason
     except ScantlingError as error:
         return NotScoredError(str(error))
+    except LookupError as error:
+        return NotScoredError(f"nothing is known of {error}")
     except (ValueError, ArithmeticError) as error:
         return NotScoredError(f"a cell cannot be used: {error}")
     ends = [found.actual, found.predicted]
