@@ -34,8 +34,10 @@ LOW_LOAD = 4
 """Requests in flight per group up to which a first token hardly queues."""
 MOST_SEQUENCES = 2048
 """Sequences that an offline run keeps in flight: the default of its benchmark script."""
-QUANTISED = (("fp4", "fp4"), ("int4", "int4"), ("w4", "int4"), ("fp8", "fp8"), ("int8", "int8"),
-             ("bf16", "bf16"), ("bfloat16", "bf16"), ("fp16", "fp16"), ("float16", "fp16"))  # fmt: skip
+QUANTISED = (
+    ("fp4", "fp4"), ("int4", "int4"), ("w4", "int4"), ("fp8", "fp8"), ("int8", "int8"),
+    ("bf16", "bf16"), ("bfloat16", "bf16"), ("fp16", "fp16"), ("float16", "fp16"),
+)  # fmt: skip
 """Parts of a quantisation's name and the dtype of its weights; the first part found counts."""
 
 

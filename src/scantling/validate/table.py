@@ -126,7 +126,11 @@ def score(reader: Reader, row: CsvRow) -> Scored | NotScoredError:
         return NotScoredError(str(error))
     except LookupError as error:
         return NotScoredError(f"nothing is known of {error}")
-    except (ValueError, ArithmeticError) as error:
+    except (
+        ValueError,
+        TypeError,
+        ArithmeticError,
+    ) as error:  # negative sizes end in complex numbers
         return NotScoredError(f"a cell cannot be used: {error}")
     ends = [found.actual, found.predicted]
     ends += [end for end in (found.low, found.high) if end is not None]
