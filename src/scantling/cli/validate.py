@@ -37,14 +37,14 @@ def validate(
 
     Example: scantling validate --tables ../shared/data/measured --table gemm_aiconfigurator
     """
-    from scantling import validate as measure
     from scantling.report import validate as report
+    from scantling.validate import validate as measure
 
     for path in (html, page):
         if path is not None and not path.parent.is_dir():
             raise FieldError("file", str(path), "lies in a folder that does not exist")
     with _progress() as progress:
-        tables = measure(folder, names, progress=progress)  # type: ignore[operator]
+        tables = measure(folder, names, progress=progress)
     if html is not None:
         from scantling.report.validate_html import page as write
 
