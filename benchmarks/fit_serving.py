@@ -157,9 +157,10 @@ def main():
     found = served(stack.load, stack.split, c)
     low_load = (stack.load.sequences <= tables.LOW_LOAD) & ~stack.load.queues.astype(bool)
     low_load &= np.isfinite(stack.first)
-    beside = stack.first[low_load] - found.prefill_s[low_load]
-    c = replace(c, first_s=float(max(np.median(beside), 0)))
-    first = stack.first[low_load] / (found.prefill_s[low_load] + c.first_s)
+    launches = stack.load.prefill.launches[low_load]
+    alone = found.prefill_s[low_load]
+    c = replace(c, eager_s=float(np.median((stack.first[low_load] - alone) / launches)))
+    first = stack.first[low_load] / (alone + launches * c.eager_s)
     ranges = {
         "decode": 1 / left_out[np.isin(stack.kind, ["dense A", "fixed output"])],
         "experts": 1 / left_out[stack.kind == "MoE"], "first": first,

@@ -394,7 +394,7 @@ def served(w: Load, d: Deployment, c: ServeConstants) -> Serving:
     others: Any = maximum(w.sequences - c.own, 0) / d.pp
     tpot = decode + others * among / w.answer
     alone: Any = step_time(w.prefill, c)
-    first = c.first_s + alone
+    first = alone + w.prefill.launches * c.eager_s * d.in_flight
     rate: Any = w.sequences * d.dp / (decode + w.sequences / d.pp * among / w.answer)
     low: Any = c.decode_low + (c.experts_low - c.decode_low) * w.routed
     high: Any = c.decode_high + (c.experts_high - c.decode_high) * w.routed

@@ -22,7 +22,8 @@ class ServeConstants(Fitted, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         reduce_s: What each all-reduce takes beside its bytes.
         step_s: What a step takes beside its layers.
         sequence_s: What the host does for each sequence of a step: scheduling, sampling, sending.
-        first_s: What a request takes before its prompt is run.
+        eager_s: What each kernel of a prompt's pass adds to the wait for the first token behind a
+            server: scheduling, and a host that captured no graph of the pass.
         own: Prefills of others that a request's own wait for its first token hides.
         memory: Fraction of the memory that weights and cache may fill.
         decode_low: Low end of the 90 % range of measured over predicted time per token.
@@ -50,7 +51,7 @@ class ServeConstants(Fitted, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     reduce_s: float
     step_s: float
     sequence_s: float
-    first_s: float
+    eager_s: float
     own: float
     memory: float
     decode_low: float
