@@ -5,7 +5,7 @@
 One set for all chips and engines, on the log of predicted over measured: time per token, and the
 rates of TensorRT-LLM. A series (model, chip, engine, precision) counts by the root of its rows.
 Left out together: a model on a chip for dense models, a model for mixtures of experts, a chip for
-fixed batches.
+fixed batches; then each chip whole.
 """
 
 import csv
@@ -46,11 +46,12 @@ tails come of settings that the tables do not state."""
 
 
 def samples(folder):
-    """(kind, series, group, actual, load, deployment) of every row that can be scored once."""
+    """(kind, series, group, seconds, load, deployment, first token, chip) of each row
+    that can be scored, once."""
     seen = set()
     for row in csv.DictReader((folder / tables.SERVING).open()):
         try:
-            w, d, _ = tables.serving_load(row)
+            w, d, one = tables.serving_load(row)
         except ScantlingError:
             continue
         key = (row["model"], row["system"], row["ttft_ms"], row["tpot_ms"], d)
@@ -61,7 +62,7 @@ def samples(folder):
         group = row["model"] if w.routed else f"{row['model']} {row['system']}"
         kind = "MoE" if w.routed else f"dense {row['quality'][0]}"
         first = float(row["ttft_ms"]) / 1e3
-        yield kind, series, group, float(row["tpot_ms"]) / 1e3, w, d, first
+        yield kind, series, group, float(row["tpot_ms"]) / 1e3, w, d, first, one.key
     for row in csv.DictReader((folder / tables.FIXED).open()):
         w, d, one = tables.fixed_load(row)
         value = float(row["value"])
@@ -71,11 +72,11 @@ def samples(folder):
         else:
             value /= 1e3
         yield ("fixed " + row["metric"][:6], (row["model"], row["gpu"]), f"fixed {one.key}", value,
-               w, d, math.nan)  # fmt: skip
+               w, d, math.nan, one.key)  # fmt: skip
     for row in csv.DictReader((folder / tables.OFFLINE).open()):
         w, d, one = tables.offline_load(row)
         yield ("offline", ("offline", row["model"], row["gpu"]), f"{row['model']} {one.key}",
-               1 / float(row["output_tokens_per_s_total"]), w, d, math.nan)  # fmt: skip
+               1 / float(row["output_tokens_per_s_total"]), w, d, math.nan, one.key)  # fmt: skip
 
 
 class Stack:
@@ -85,6 +86,7 @@ class Stack:
         self.kind = np.array([r[0] for r in rows])
         self.series = [r[1] for r in rows]
         self.group = np.array([r[2] for r in rows])
+        self.chip = np.array([r[7] for r in rows])
         self.actual = np.array([r[3] for r in rows])
         self.first = np.array([r[6] for r in rows])
         loads = [r[4] for r in rows]
@@ -136,6 +138,18 @@ def show(name, ratio):
           f"p90 {np.quantile(off, 0.9):.1%}, bias {np.median(ratio) - 1:+.1%}")  # fmt: skip
 
 
+def without(stack, start, groups):
+    """Predicted over measured of each row, by constants that have not seen its group."""
+    found = np.full(len(stack.actual), np.nan)
+    for group in sorted(set(groups)):
+        rows = groups == group
+        c = fit(stack, start, ~rows)
+        found[rows] = stack.predicted(c)[rows] / stack.actual[rows]
+        for kind in sorted(set(stack.kind[rows])):
+            show(f"left out {kind} {group}", found[rows & (stack.kind == kind)])
+    return found
+
+
 def main():
     folder = pathlib.Path(sys.argv[1])
     start = serve_constants(chip("h100-sxm"))
@@ -145,13 +159,8 @@ def main():
     ratio = stack.predicted(c) / stack.actual
     for kind in sorted(set(stack.kind)):
         show(f"fitted {kind}", ratio[stack.kind == kind])
-    left_out = np.full(len(ratio), np.nan)
-    for group in sorted(set(stack.group)):
-        rows = stack.group == group
-        other = fit(stack, start, ~rows)
-        left_out[rows] = stack.predicted(other)[rows] / stack.actual[rows]
-        for kind in sorted(set(stack.kind[rows])):
-            show(f"left out {kind} {group}", left_out[rows & (stack.kind == kind)])
+    without(stack, start, stack.chip)
+    left_out = without(stack, start, stack.group)
     for kind in sorted(set(stack.kind)):
         show(f"left out {kind}", left_out[stack.kind == kind])
     found = served(stack.load, stack.split, c)
