@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from scantling.validate.table import (
     CsvRow,
@@ -22,6 +23,12 @@ MANY = 30
 """Rows from which on the coverage of a table says something of its own; smaller ones are pooled."""
 COVERAGE = (0.85, 0.97)
 """What a 90 % interval should contain: less is a promise broken, more is an interval too wide."""
+
+PARTS = ("gpu", "system", "accelerator", "dtype", "precision", "subset", "op_name", "section")
+"""Columns that tell rows of different difficulty apart, for readers that name no parts."""
+MOST_PARTS = 40
+FEW = 1.5
+"""Rows of a part at the least, on average: parts of one row say what the worst rows say."""
 
 Progress = Callable[[str, int, int], None]
 """Called with a table, how many of all rows are done, and how many there are."""
@@ -163,9 +170,11 @@ def score_table(
         if isinstance(found, NotScoredError):
             reasons[str(found), found.excluded] += 1
         else:
-            points.append(found)
+            points.append(found if found.by else replace(found, by=part(row)))
         tick()
     labels = dict.fromkeys(sorted(s.by for s in points if s.by))
+    if not 1 < len(labels) <= min(MOST_PARTS, len(points) / FEW):
+        labels = {}
     return TableScore(
         table=reader.table.removesuffix(".csv"), quantity=reader.quantity, exact=reader.exact,
         rows=len(rows),
@@ -176,6 +185,16 @@ def score_table(
         by=tuple((label, errors([s for s in points if s.by == label])) for label in labels),
         points=tuple(points),
     )  # fmt: skip
+
+
+def part(row: CsvRow) -> str:
+    """What a row's errors are put together with: its chip, its precision, its subset.
+
+    Example:
+        >>> part({"gpu": "L40S", "dtype": "bfloat16", "m": "8", "subset": "small-m"})
+        'L40S bfloat16 small-m'
+    """
+    return " ".join(row[c] for c in PARTS if row.get(c))
 
 
 def unread(table: str, n_rows: int, reason: str) -> TableScore:

@@ -23,7 +23,8 @@ class Scored(Struct, frozen=True, kw_only=True):
         predicted: What we say.
         low: The lower end of our 90 % interval; None where the number is exact.
         high: The upper end.
-        by: What the report breaks the error of a table down by: a chip, a subset; empty is not.
+        by: What the report breaks the error of a table down by; empty is the chip, the precision
+            and the subset, where the table has such columns.
     """
 
     row: str
