@@ -32,7 +32,7 @@ from scantling.validate import serving as tables
 from scantling.validate.score import quantile
 
 PRIOR = {
-    "weights": 0.85, "experts": 0.75, "cache": 0.65, "narrow": 1.2, "matmul": 0.8,
+    "weights": 0.85, "experts": 0.75, "cache": 0.65, "narrow": 1.3, "matmul": 0.8,
     "grouped": 0.4, "attention": 0.5, "link": 0.6, "launch_s": 3e-6, "routed_s": 20e-6,
     "reduce_s": 6e-6, "step_s": 5e-4, "sequence_s": 2e-5, "own": 1.0,
 }  # fmt: skip

@@ -95,7 +95,7 @@ class Demand(Struct, frozen=True):
     sequences: Num
     """Sequences of all groups and stages that one host looks after."""
     narrow: Num
-    """1 where weights have less than 8 bits, else 0."""
+    """1 where weights are widened as they are read, else 0."""
     matmul: Num
     """Fraction of the peak that a large product reaches on the chip at the dense dtype."""
     grouped: Num
@@ -222,8 +222,14 @@ def demand(
         grouped_s=found["grouped"] / chip.rate(grouped), attention_s=found["attention"] / wide,
         link_s=found["link"] / link, launches=found["launches"], routed=found["routed"],
         reduces=found["reduces"], sequences=batch * d.dp * d.pp * d.in_flight,
-        narrow=float(dtype_bytes(d.weights) < 1), matmul=reached(dense), grouped=reached(grouped),
+        narrow=_widened(chip, d), matmul=reached(dense), grouped=reached(grouped),
     )  # fmt: skip
+
+
+def _widened(chip: Chip, d: Deployment) -> float:
+    """1 where weights, experts first, are kept narrower than their products run, else 0."""
+    kept = d.experts or d.weights
+    return float(dtype_bytes(running_dtype(chip, kept)) > dtype_bytes(kept))
 
 
 def _add_weights(found: dict[str, Any], op: Op, d: Deployment, tokens: Any) -> None:

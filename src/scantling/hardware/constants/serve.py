@@ -12,7 +12,7 @@ class ServeConstants(Fitted, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         weights: Fraction of the memory bandwidth at which dense weights are read.
         experts: The same for the routed experts that a step touches.
         cache: The same for keys, values and states.
-        narrow: What reading weights of less than 8 bits takes over their bytes, at least 1.
+        narrow: What reading weights takes over their bytes that are widened on the way, at least 1.
         matmul: What dense products of a prompt reach of the rate that the chip's large ones do.
         grouped: The same for the products of routed experts.
         attention: The same for attention, of the 16-bit peak.
