@@ -1,31 +1,74 @@
-"""What a rank holds while it trains."""
+"""What a rank holds while it trains, at the moment when that is most.
+
+    states       weights + gradients + optimizer: Σ over the rank's tensors, bytes of the recipe,
+                 divided among the ranks that share them (ZeRO 1: optimizer, 2: gradients, 3: all)
+    backward     states + what all micro-batches in flight left + one layer's gradients
+    loss         states + what those of the last stage left + copies of the logits
+    head         the same with the logits' gradient only, and the gradient of the head's matrix
+    step         states + the optimizer's own copy
+
+The peak is the largest of these over the stages, never their sum.
+"""
 
 from __future__ import annotations
 
+from typing import Any
+
 from msgspec import Struct
 
-from scantling.arith import Num
-from scantling.costs.count import parameters
-from scantling.ops import operators
-from scantling.spec import Spec, Workload, dtype_bytes
-from scantling.spec.plan import Plan, Recipe
+from scantling.arith import Num, is_array, product
+from scantling.costs.activations import Kept, item, kept
+from scantling.costs.adapters import unpacked_bytes
+from scantling.costs.buffers import (
+    constants,
+    gathered_bytes,
+    gradient_buffers,
+    live_logits,
+    logits_bytes,
+    loss_bytes,
+    workspace,
+)
+from scantling.costs.ranks import placed_operators, stages
+from scantling.costs.states import States, expert_ranks, states
+from scantling.spec import Spec
+from scantling.spec.plan import Plan, Prompt, Recipe
 
 
-class TrainingMemory(Struct, frozen=True):
+class TrainingMemory(Struct, frozen=True, kw_only=True):
     """Bytes on the most loaded rank, at the moment of the peak."""
 
     total: Num
+    """Allocated by tensors."""
     low: Num
+    """The lower end of the interval of the total."""
     high: Num
     weights: Num
     gradients: Num
     optimizer: Num
     activations: Num
+    """What waits for the backward pass, and what one layer holds in it."""
     logits: Num
+    """Copies of the logits that the loss and its gradient hold."""
     buffers: Num
-    """Communication buffers and gathered weights."""
-    moment: str
-    """When the peak is: ``forward``, ``backward``, ``loss`` or ``optimizer step``."""
+    """Gathered weights, gradients before they are shared, scales and scratch."""
+    moment: Any
+    """When the peak is: ``backward``, ``loss``, ``head`` (its backward pass) or
+    ``optimizer step``; of a column an array."""
+    stage: Any = 0
+    """The pipeline stage of that rank."""
+    reserved: Num = 0
+    """What the allocator holds for them, pieces it cannot use included."""
+    reserved_low: Num = 0
+    reserved_high: Num = 0
+    needed_low: Num = 0
+    """What the chip must have at least: reserved at the low end, and the driver's context."""
+    needed_high: Num = 0
+    """What the chip must have so that it surely runs."""
+
+    @property
+    def states(self) -> Num:
+        """Weights, gradients and optimizer."""
+        return self.weights + self.gradients + self.optimizer
 
 
 def training_memory(spec: Spec, plan: Plan, recipe: Recipe, context: int) -> TrainingMemory:
@@ -35,17 +78,137 @@ def training_memory(spec: Spec, plan: Plan, recipe: Recipe, context: int) -> Tra
         spec: The model, or a column of models.
         plan: How it is split.
         recipe: Its numbers.
-        context: Tokens of a sequence.
+        context: Tokens of a sequence; the longest of the data, which sets the peak.
+
+    Example:
+        >>> from scantling import catalog
+        >>> recipe = Recipe(weights="fp32", gradients="fp32", master=None)
+        >>> found = training_memory(catalog.model("llama-2-7b"), Plan(), recipe, 512)
+        >>> found.states
+        107814649856
     """
-    n = parameters(spec).total / (plan.tp * plan.pp)
-    share = plan.zero_ranks
-    weights = n * dtype_bytes(recipe.weights) / (share if plan.zero >= 3 else 1)
-    gradients = n * dtype_bytes(recipe.gradients) / (share if plan.zero >= 2 else 1)
-    states = 2 * dtype_bytes(recipe.moments) + (dtype_bytes(recipe.master) if recipe.master else 0)
-    optimizer = n * states / (share if plan.zero >= 1 else 1)
-    work = Workload("prefill", plan.micro_batch, context // plan.cp)
-    saved = sum(op.m * op.k * op.times * 2 for op in operators(spec, work) if op.kind == "matmul")
-    activations = saved / plan.tp
-    total = weights + gradients + optimizer + activations
-    return TrainingMemory(total, total, total * 1.1, weights, gradients, optimizer, activations,
-                          0, 0, "backward")  # fmt: skip
+    found = [
+        one for stage in stages(plan) for one in stage_peaks(spec, plan, recipe, context, stage)
+    ]
+    if any(is_array(m.total) for m in found):
+        return _largest(found)
+    return max(found, key=lambda m: m.total)
+
+
+def stage_peaks(
+    spec: Spec, plan: Plan, recipe: Recipe, context: int, stage: int
+) -> list[TrainingMemory]:
+    """The moments of a stage that can be its peak."""
+    ops = placed_operators(spec, plan, context, stage)
+    held = states(ops, plan, recipe)
+    rows = plan.micro_batch * -(-context // plan.cp)
+    left = kept(ops, spec.d_model, plan, recipe, rows)
+    waiting = in_flight(plan, stage, left)
+    again: Any = left.one_layer if plan.recompute in {"full", "products"} else 0
+    gradients = gradient_buffers(ops, plan, recipe)
+    always = held.scales + gathered_bytes(ops, plan, recipe) + workspace(recipe)
+    always = always + recipe.bucket_elements * item(recipe)
+    if recipe.adapter is not None:
+        always = always + unpacked_bytes(ops, recipe.adapter)
+    made, sums = gradients.layers, _Sums(stage, held, plan, recipe)
+    found = [sums.at("backward", waiting + left.temporary + again, 0, always + made)]
+    if stage == plan.pp - 1:
+        logits = loss_bytes(ops, recipe, live_logits(recipe))
+        head = loss_bytes(ops, recipe, item(recipe))
+        lasting = always + (0 if plan.zero >= 2 else made)
+        found.append(sums.at("loss", waiting, logits, lasting, doubt=head))
+        found.append(sums.at("head", waiting, head, lasting + gradients.head, doubt=head))
+    found.append(sums.at("optimizer step", 0, 0, always + held.copy))
+    return found
+
+
+def in_flight(plan: Plan, stage: int, left: Kept) -> Num:
+    """What the micro-batches of a stage leave that wait for their backward pass.
+
+    1F1B: stage s runs p − s forward passes before its first backward pass, so as many wait, if
+    there are as many. Interleaved with v chunks, 2 (p − s − 1) + (v − 1) p + 1 chunks wait, each of
+    1/v of the stage's layers: on stage 0 that is v p + p − 1 chunks, a factor 1 + (p − 1) / (p v)
+    (Korthikanti et al. 2022, section 4.2.3).
+
+    Example:
+        >>> left = Kept(layers=12.0, outside=0.0, one_layer=0.0, temporary=0.0)
+        >>> in_flight(Plan(pp=4, n_micro_batch=8), 0, left)
+        48.0
+        >>> in_flight(Plan(pp=4, virtual=3, n_micro_batch=8), 0, left) == 48 * (1 + 3 / 12)
+        True
+    """
+    chunks = plan.pp - stage
+    if plan.virtual > 1:
+        chunks = 2 * (plan.pp - stage - 1) + (plan.virtual - 1) * plan.pp + 1
+    chunks = min(chunks, plan.n_micro_batch * plan.virtual)
+    return product(left.layers, chunks) / plan.virtual + left.outside
+
+
+# ---------------------------------------------------------------- moments
+
+
+def _known(recipe: Recipe) -> str:
+    """How well the activations of some software are known: a key of ``data/memory.toml``."""
+    adapter = recipe.adapter
+    scaled = isinstance(adapter, Prompt) and adapter.scales
+    if adapter is not None and (adapter.packed or scaled):
+        return "activations_packed"
+    return "activations" if recipe.fused else "activations_unfused"
+
+
+class _Sums:
+    """Sums the parts of one stage at each moment, with the interval of the sum."""
+
+    def __init__(self, stage: int, held: States, plan: Plan, recipe: Recipe) -> None:
+        self.stage, self.held = stage, held
+        self.share = constants()["allocated"][_known(recipe)]
+        self.outside = [constants()["context"]]
+        if plan.n_gpu > 1:
+            self.outside.append(constants()["communicator"])
+
+    def at(
+        self, moment: str, activations: Any, logits: Any, buffers: Any, doubt: Any = 0
+    ) -> TrainingMemory:
+        held, own, reserved = self.held, constants()["allocated"], constants()["reserved"]
+        total: Any = held.total + activations + logits + buffers
+        half = activations * self.share + doubt * own["logits"] + buffers * own["buffers"]
+        value = reserved["value"]
+        # What is not known of the tensors and of the allocator adds up as independent errors do.
+        above = ((half / total) ** 2 + (reserved["high"] / value - 1) ** 2) ** 0.5
+        below = ((half / total) ** 2 + (1 - reserved["low"] / value) ** 2) ** 0.5
+        low, high = total * value * (1 - below), total * value * (1 + above)
+        return TrainingMemory(
+            total=total, low=total - half, high=total + half, weights=held.weights,
+            gradients=held.gradients, optimizer=held.optimizer, activations=activations,
+            logits=logits, buffers=buffers, moment=moment, stage=self.stage,
+            reserved=total * value, reserved_low=low, reserved_high=high,
+            needed_low=low + sum(o["low_bytes"] for o in self.outside),
+            needed_high=high + sum(o["high_bytes"] for o in self.outside),
+        )  # fmt: skip
+
+
+def _largest(found: list[TrainingMemory]) -> TrainingMemory:
+    """The moment with the largest total, chosen for each model of a column."""
+    import numpy as np
+
+    totals = np.broadcast_arrays(*(np.asarray(m.total, dtype=float) for m in found))
+    best = np.argmax(np.stack(totals), axis=0)
+    fields = {}
+    for name in TrainingMemory.__struct_fields__:
+        values = np.broadcast_arrays(*(np.asarray(getattr(m, name)) for m in found), best)[:-1]
+        fields[name] = np.choose(best, values)
+    return TrainingMemory(**fields)
+
+
+__all__ = [
+    "States",
+    "TrainingMemory",
+    "expert_ranks",
+    "gathered_bytes",
+    "in_flight",
+    "live_logits",
+    "logits_bytes",
+    "stage_peaks",
+    "states",
+    "training_memory",
+]

@@ -6,7 +6,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-Recompute = Literal["none", "selective", "full"]
+Recompute = Literal["none", "selective", "products", "full"]
 Optimizer = Literal["adamw", "adamw8bit", "adafactor", "muon", "sgd", "none"]
 Attention = Literal["unfused", "flash", "flash2", "flash3"]
 
@@ -23,6 +23,7 @@ class Plan(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         pp: Pipeline stages.
         dp: Data-parallel replicas.
         cp: Context-parallel degree: each rank holds context / cp tokens of a sequence.
+        ulysses: Whether context is split by an all-to-all between tokens and heads, not by a ring.
         ep: Expert-parallel degree.
         expert_tp: Tensor-parallel degree of the experts; None is that of the rest.
         virtual: Chunks of layers a stage holds (interleaved 1F1B); 1 is plain 1F1B.
@@ -33,8 +34,10 @@ class Plan(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         micro_batch: Sequences of one forward pass on one replica.
         n_micro_batch: Micro-batches of a step: micro_batch × n_micro_batch × dp is the batch.
         recompute: What is computed again in the backward pass: nothing, the inside of attention
-            (``selective``), or whole layers (``full``).
+            (``selective``), all but attention and every other product (``products``, torchtitan's
+            selective mode by operator), or whole layers (``full``).
         recompute_layers: With ``full``: layers of a stage it is done for; None is all.
+        vocab_multiple: The vocabulary is padded to a multiple of this × tp; Megatron takes 128.
 
     Example:
         >>> Plan(tp=8, pp=4, dp=2, n_micro_batch=16).n_gpu
@@ -45,6 +48,7 @@ class Plan(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     pp: int = 1
     dp: int = 1
     cp: int = 1
+    ulysses: bool = False
     ep: int = 1
     expert_tp: int | None = None
     virtual: int = 1
@@ -55,6 +59,7 @@ class Plan(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     n_micro_batch: int = 1
     recompute: Recompute = "none"
     recompute_layers: int | None = None
+    vocab_multiple: int = 1
 
     @property
     def n_gpu(self) -> int:
@@ -78,12 +83,49 @@ class Adapter(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     Args:
         rank: Width r of the adapters: a matrix of out × in gets r (out + in) parameters.
         targets: Names of the matrices, as ``q_proj``; empty is every linear one in the layers.
-        weights: Dtype of the frozen weights: ``bf16``, ``int8``, ``nf4``.
+        weights: Dtype of the frozen weights: ``bf16``, ``int8``, ``nf4`` (blocks of 64 with an
+            fp32 scale), ``nf4-dq`` (scales quantised too), ``int4-g128``.
+        dropout: Whether the adapters' input passes a dropout, which keeps a copy and a mask.
+        packs_head: Whether the output matrix is kept in ``weights`` as well.
     """
 
     rank: int
     targets: tuple[str, ...] = ()
     weights: str = "bf16"
+    dropout: bool = False
+    packs_head: bool = False
+
+    @property
+    def packed(self) -> bool:
+        """Whether the frozen weights must be unpacked before a product."""
+        return self.weights not in SIXTEEN_OR_MORE
+
+
+class Prompt(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Learned prompts that attention reads beside the keys, on frozen weights (LLaMA-Adapter).
+
+    Args:
+        n_prompt: Rows of a prompt, one for each adapted layer.
+        first_layer: The layers before it have none.
+        scales: Whether every product also gets a scale and a bias, and norms are trained
+            (version 2).
+        weights: As of ``Adapter``.
+        packs_head: As of ``Adapter``.
+    """
+
+    n_prompt: int = 10
+    first_layer: int = 2
+    scales: bool = False
+    weights: str = "bf16"
+    packs_head: bool = False
+
+    @property
+    def packed(self) -> bool:
+        """Whether the frozen weights must be unpacked before a product."""
+        return self.weights not in SIXTEEN_OR_MORE
+
+
+SIXTEEN_OR_MORE = frozenset({"bf16", "fp16", "fp32"})
 
 
 class Recipe(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -100,12 +142,23 @@ class Recipe(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         reduce: Dtype gradients travel in.
         attention: Its kernel.
         fused: Whether elementwise work is fused (compiled, or hand-written kernels).
+        in_place: Whether the kernel of the activation writes its gradient over its input.
+        fused_qkv: Whether one product makes queries, keys and values, of which the value stays a
+            slice.
         overlap: Whether communication runs beside compute where the schedule allows it.
         dropout: Whether dropout masks are kept.
         logits: Dtype of the logits that the loss reads.
         chunked_loss: Whether the loss never holds all logits at once.
+        fused_loss: Whether one kernel makes the loss and, in place, its gradient.
+        foreach: Whether the optimizer works on lists of tensors, which takes one more copy of the
+            weights at the step.
+        sized_experts: Whether the host need not wait for how many tokens each expert gets: a fixed
+            capacity, or kernels that read the counts themselves.
         offload: Whether optimizer states live on the host.
-        adapter: Fine-tuning by low-rank adapters; None trains every weight.
+        offload_weights: Whether shared weights live there too and come when they are gathered.
+        bucket_elements: Elements of weights and gradients that software keeps in flight in buckets
+            of its own, at 16 bits; see ``validate/memory.py`` for DeepSpeed's defaults.
+        adapter: Fine-tuning by adapters on frozen weights; None trains every weight.
 
     Example:
         >>> Recipe().optimizer
@@ -121,9 +174,16 @@ class Recipe(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     reduce: str = "bf16"
     attention: Attention = "flash3"
     fused: bool = True
+    in_place: bool = False
+    fused_qkv: bool = False
     overlap: bool = True
     dropout: bool = False
     logits: str = "fp32"
     chunked_loss: bool = False
+    fused_loss: bool = False
+    foreach: bool = False
+    sized_experts: bool = False
     offload: bool = False
-    adapter: Adapter | None = None
+    offload_weights: bool = False
+    bucket_elements: int = 0
+    adapter: Adapter | Prompt | None = None

@@ -1,0 +1,104 @@
+"""Tables of training steps: predictions of what each row measured."""
+
+from __future__ import annotations
+
+from scantling.costs.count import parameters
+from scantling.costs.train import Estimate
+from scantling.validate.runs import RUNS, Run, flops_a_chip
+from scantling.validate.table import CsvRow, NotScoredError, Scored, reads
+
+
+def scored(row: CsvRow, group: str, actual: float, found: Estimate, name: str = "") -> Scored:
+    """A row's score from an estimate of its quantity."""
+    return Scored(
+        row=row.get("row_id") or name, group=group, actual=actual,
+        predicted=float(found.value_s), low=float(found.low_s), high=float(found.high_s),
+    )  # fmt: skip
+
+
+def speed(run: Run, amount: float) -> Estimate:
+    """So much a step of each chip, in a second."""
+    step = run.step().step
+    return Estimate(amount / step.value_s, amount / step.high_s, amount / step.low_s)
+
+
+def tokens(table: str, column: str = "tokens_per_s_per_gpu") -> None:
+    """Score a column of tokens a second and chip."""
+
+    @reads(table, "training tokens/s per GPU")
+    def predict(row: CsvRow) -> Scored:
+        run = RUNS[table](row)
+        if not row.get(column):
+            raise NotScoredError(f"no {column}", excluded=True)
+        return scored(row, run.group, float(row[column]), speed(run, run.tokens_a_chip))
+
+
+def rates(table: str, column: str) -> None:
+    """Score a column of TFLOP/s and chip, by the table's own convention of FLOPs."""
+
+    @reads(table, "training TFLOP/s per GPU")
+    def predict(row: CsvRow) -> Scored:
+        run = RUNS[table](row)
+        if not row.get(column):
+            raise NotScoredError(f"no {column}", excluded=True)
+        tera = flops_a_chip(row, run) / 1e12
+        return scored(row, run.group, float(row[column]), speed(run, tera))
+
+
+def seconds(table: str, column: str, unit_s: float) -> None:
+    """Score a column of times of a step."""
+
+    @reads(table, f"training step, {'ms' if unit_s < 1 else 's'}")
+    def predict(row: CsvRow) -> Scored:
+        run = RUNS[table](row)
+        return scored(row, run.group, float(row[column]), run.step().step.times(1 / unit_s))
+
+
+def shares(table: str, column: str) -> None:
+    """Score a column of MFU in percent."""
+
+    @reads(table, "training MFU, %")
+    def predict(row: CsvRow) -> Scored:
+        run = RUNS[table](row)
+        return scored(row, run.group, float(row[column]), run.step().mfu.times(100))
+
+
+tokens("train_mpt_llmfoundry.csv")
+tokens("train_megatron_bridge.csv")
+tokens("train_torchtitan.csv")
+rates("train_megatron_weak_scaling.csv", "tflops_per_gpu")
+rates("train_nemo_long_sequence.csv", "tflops_per_gpu_with_cp")
+rates("train_mleng_llama8b_seqsweep.csv", "model_tflops_per_gpu")
+seconds("train_korthikanti2022_itertime.csv", "iter_time_s", 1.0)
+seconds("train_simumax_b200.csv", "iter_time_ms", 1e-3)
+shares("train_maxtext_tpu.csv", "mfu_pct")
+
+MPT = "train_mpt_llmfoundry.csv"
+MPT_PEAK = {"h100_80gb": 989.5e12, "a100_80gb": 312e12, "a100_40gb": 312e12}
+MPT_PEAK_FP8 = 1979e12
+"""The peaks that table's MFU is against."""
+
+
+@reads(MPT, "parameters", exact=True)
+def mpt_parameters(row: CsvRow) -> Scored:
+    """Parameters of a GPT with learned positions, every bias and a tied head."""
+    run = _mpt(row)
+    return Scored(row=row["row_id"], group=run.group, actual=float(row["params"]),
+                  predicted=float(parameters(run.spec).total))  # fmt: skip
+
+
+@reads(MPT, "MFU arithmetic, %", exact=True)
+def mpt_arithmetic(row: CsvRow) -> Scored:
+    """MFU of the measured speed: (6 N + 12 L D S) × tokens/s / peak."""
+    run = _mpt(row)
+    n, width = parameters(run.spec).total, run.spec.d_model
+    each = 6 * n + 12 * run.spec.n_layer * width * run.context
+    peak = MPT_PEAK_FP8 if run.recipe.dtype == "fp8" else MPT_PEAK[row["gpu"]]
+    found = each * float(row["tokens_per_s_per_gpu"]) / peak * 100
+    return Scored(row=row["row_id"], group=run.group, actual=float(row["mfu_pct"]),
+                  predicted=float(found))  # fmt: skip
+
+
+def _mpt(row: CsvRow) -> Run:
+    """A row's run; its counts are right also where its time is an outlier."""
+    return RUNS[MPT]({**row, "n_gpus": "8"})
