@@ -249,7 +249,12 @@ def _histogram(t: TableScore) -> str:
 
 
 def _ticks(low: float, high: float) -> list[float]:
-    """Round numbers between two logarithms: about five powers of ten, or 1, 2, 5 of each."""
+    """Round numbers between two logarithms: about five powers of ten, or 1, 2, 5 of each.
+
+    Example:
+        >>> _ticks(2.0, 4.0), _ticks(math.log10(120), math.log10(190))
+        ([100.0, 1000.0, 10000.0], [120.0, 140.0, 160.0, 180.0])
+    """
     first, last = math.ceil(low), math.floor(high)
     if last - first >= 2:
         step = max(1, (last - first) // 5)
@@ -258,8 +263,10 @@ def _ticks(low: float, high: float) -> list[float]:
     found = [v for v in wanted if low <= math.log10(v) <= high]
     if len(found) >= 2:
         return found
-    ends = 10**low, 10**high
-    return [ends[0] + (ends[1] - ends[0]) * i / 4 for i in range(1, 4)]
+    start, end = 10**low, 10**high
+    power = 10.0 ** math.floor(math.log10((end - start) / 3))
+    step = next(m * power for m in (5, 2, 1) if m * power <= (end - start) / 3)
+    return [step * i for i in range(math.ceil(start / step), math.floor(end / step) + 1)]
 
 
 def _label(value: float) -> str:
@@ -269,8 +276,8 @@ def _label(value: float) -> str:
         >>> [_label(v) for v in (0.05, 20.0, 5000.0, 1e6)]
         ['0.05', '20', '5,000', '1e6']
     """
-    if value >= 1e6:
-        return f"{value:.0e}".replace("e+0", "e").replace("e+", "e")
+    if value >= 1e6 or value < 1e-3:
+        return f"{value:.0e}".replace("e+0", "e").replace("e+", "e").replace("e-0", "e-")
     return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
 
 
