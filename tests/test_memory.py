@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
+import random_specs
 from scantling import catalog
 from scantling.costs.activations import kept
 from scantling.costs.adapters import adapted, packed_bytes
@@ -321,6 +322,26 @@ def test_a_column_of_specs_needs_what_its_members_do():
             alone = training_memory(one, plan, Recipe(), 4096)
             assert found.total[i] == pytest.approx(alone.total, rel=1e-12)
             assert found.moment[i] == alone.moment
+
+
+@pytest.mark.parametrize("first", range(8))
+def test_columns_of_every_kind_of_spec_need_what_their_members_do(first):
+    plans = [
+        Plan(tp=2), Plan(tp=4, sequence_parallel=False, recompute="selective"),
+        Plan(pp=3, n_micro_batch=4), Plan(pp=2, virtual=2, n_micro_batch=4),
+        Plan(dp=4, zero=3, recompute="products"), Plan(tp=2, dp=4, ep=2, expert_tp=1),
+        Plan(cp=2, recompute="full", recompute_layers=1),
+    ]  # fmt: skip
+    unfused = Recipe(fused=False, attention="unfused", optimizer="adafactor")
+    for structure in range(first, 168, 16):
+        members = [random_specs.spec(structure, row) for row in range(2)]
+        column = random_specs.column(members)
+        for plan in plans:
+            for recipe in (Recipe(), unfused):
+                found = np.broadcast_to(training_memory(column, plan, recipe, 256).total, 2)
+                for i, one in enumerate(members):
+                    alone = training_memory(one, plan, recipe, 256).total
+                    assert found[i] == pytest.approx(alone, rel=1e-12), (structure, plan)
 
 
 def test_intervals_hold_their_values():

@@ -90,8 +90,9 @@ def kept(ops: tuple[Placed, ...], width: Any, plan: Plan, recipe: Recipe, rows: 
     for layer, left in own.items():
         if not layer:
             continue
-        largest = maximum(largest, left)
-        temporary = maximum(temporary, grads[layer] + stream)
+        there = minimum(occurs[layer], 1)  # a column has kinds that some stages lack
+        largest = maximum(largest, there * left)
+        temporary = maximum(temporary, there * (grads[layer] + stream))
         n = occurs[layer] - minimum(idle, occurs[layer])
         idle = idle - (occurs[layer] - n)
         again = n if spare is None else minimum(spare, n)
@@ -147,6 +148,7 @@ class _Fold:
         self.saved = 0
         if placed.layer != self.layer:
             self.layer, self.n_product = placed.layer, 0
+            self.stream_kept = self.norm_kept = False
         leaf = op.name.rpartition(".")[2]
         if op.kind == "norm":
             return self._norm(placed, leaf), 0

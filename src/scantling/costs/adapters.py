@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from scantling.arith import Num, maximum, product
+from scantling.arith import Num, maximum, minimum, product
 from scantling.costs.ranks import Placed, placed_operators
 from scantling.ops import Tensor
 from scantling.spec import Spec, dtype_bytes, kv_dtype_bytes
@@ -59,7 +59,7 @@ def unpacked_bytes(ops: tuple[Placed, ...], adapter: Adapter | Prompt) -> Any:
         op = placed.op
         if op.kind == "matmul" and (op.part != "lm_head" or adapter.packs_head):
             for t in op.tensors:
-                largest = maximum(largest, t.each())
+                largest = maximum(largest, t.each() * minimum(op.times, 1))
     return largest * 4
 
 
