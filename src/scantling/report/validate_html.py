@@ -265,8 +265,8 @@ def _ticks(low: float, high: float) -> list[float]:
         return found
     start, end = 10**low, 10**high
     power = 10.0 ** math.floor(math.log10((end - start) / 3))
-    step = next(m * power for m in (5, 2, 1) if m * power <= (end - start) / 3)
-    return [step * i for i in range(math.ceil(start / step), math.floor(end / step) + 1)]
+    apart = next(m * power for m in (5, 2, 1) if m * power <= (end - start) / 3)
+    return [apart * i for i in range(math.ceil(start / apart), math.floor(end / apart) + 1)]
 
 
 def _label(value: float) -> str:
