@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scantling.hardware.constants.fitted import Fitted
+from scantling.hardware.constants.fitted import Fitted, constants_file, inherit
 
 
 class StepConstants(Fitted, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -73,6 +73,11 @@ class StepConstants(Fitted, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     error_split: float
     error_experts: float
     error_narrow: float
+
+    @classmethod
+    def default(cls) -> StepConstants:
+        """Those of a chip of which nothing is known."""
+        return inherit(constants_file("step"), (), "", cls)
 
     def matmul_at(self, dtype: str) -> float:
         """The factor of products in a recipe's dtype.
