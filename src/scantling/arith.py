@@ -79,6 +79,22 @@ def maximum(a: Any, b: Any) -> Any:
     return max(a, b)
 
 
+def log2(a: Num) -> Num:
+    """The logarithm to base 2, elementwise on arrays.
+
+    Example:
+        >>> log2(4096)
+        12.0
+    """
+    if is_array(a):
+        import numpy as np
+
+        return cast("Num", np.log2(a))
+    import math
+
+    return math.log2(cast("float", a))
+
+
 def product(*factors: Num) -> Num:
     """The product of numbers that may be large: exact on ints, float64 once any is an array.
 

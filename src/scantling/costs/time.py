@@ -11,7 +11,13 @@ from typing import Any
 
 from scantling.arith import Num, product, wide
 from scantling.costs.cache import cache_bytes
-from scantling.costs.kernels import Time, attention_time, elementwise_time, gemm_time
+from scantling.costs.kernels import (
+    Time,
+    attention_time,
+    elementwise_time,
+    gemm_time,
+    stream_time,
+)
 from scantling.costs.kernels.time import NO_TIME
 from scantling.hardware import Chip
 from scantling.ops import Op
@@ -22,19 +28,27 @@ LAUNCHED = {"matmul", "attention", "scan", "norm"}
 
 
 def weight_elements(op: Op) -> Num:
-    """Weight elements an operator reads: each tensor once an occurrence.
-
-    Of E routed experts a batch of m tokens reads only those it touches; with k chosen
-    independently by each token, an expert is missed with probability (1 − k/E)^m, so
-    E (1 − (1 − k/E)^m) are read.
-    """
+    """Weight elements an operator reads: each tensor once an occurrence, experts if touched."""
     total: Any = 0
     for t in op.tensors:
         size: Any = product(t.each(), op.times)
         if t.experts is not None and t.top_k is not None:
-            size = size * t.experts * (1 - (1 - t.top_k / t.experts) ** op.m)
+            size = size * touched(t.experts, t.top_k, op.m)
         total = total + size
     return total  # type: ignore[no-any-return]
+
+
+def touched(experts: Num, top_k: Num, tokens: Num) -> Num:
+    """Experts that a batch of tokens reaches.
+
+    With k of E chosen evenly and independently by each token, an expert is missed with
+    probability (1 − k/E)^m, so E (1 − (1 − k/E)^m) are reached.
+
+    Example:
+        >>> touched(8, 2, 1), round(touched(128, 8, 64), 1)
+        (2.0, 125.9)
+    """
+    return experts * (1 - (1 - top_k / experts) ** tokens)
 
 
 def moved_bytes(op: Op, workload: Workload) -> Num:
@@ -56,9 +70,32 @@ def op_time(op: Op, workload: Workload, chip: Chip) -> Time:
     if op.kind == "attention":
         width: Any = op.k // (4 if op.backward else 2)  # k counts key and value, twice backward
         return attention_time(chip, workload.dtype, flops, moved, width, launches)
-    if op.kind in {"matmul", "scan"}:
-        return gemm_time(chip, workload.dtype, flops, moved, launches)
+    if op.kind == "matmul":
+        return product_time(op, workload, chip)
+    if op.kind == "scan":
+        return stream_time(chip, workload.dtype, flops, moved, launches)
     return elementwise_time(chip, moved, launches)
+
+
+def product_time(op: Op, workload: Workload, chip: Chip) -> Time:
+    """The time of a product: one kernel an occurrence, batched where it repeats within one.
+
+    A product with experts is one of each expert that is touched, its rows (its depth, in the
+    gradient of weights) the tokens that fall to each.
+    """
+    m, k = op.m, op.k
+    groups: Any = op.repeat / op.times
+    if op.experts is not None and op.top_k is not None:
+        depth = op.backward and not op.tensors
+        tokens: Any = k if depth else m
+        groups = touched(op.experts, op.top_k, tokens)
+        each: Any = tokens * op.top_k / groups
+        m, k = (m, each) if depth else (each, k)
+    cache: Any = 0
+    if op.cache is not None:
+        kept = cache_bytes(op.cache, workload.context, workload.kv_dtype)
+        cache = kept * workload.batch / op.times
+    return gemm_time(chip, workload.dtype, m, op.n, k, groups, op.times, cache)
 
 
 def total_time(ops: Sequence[Op], workload: Workload, chip: Chip) -> Time:

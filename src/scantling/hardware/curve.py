@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import itertools
 
-from scantling.arith import Dim, Num, maximum, minimum
+from scantling.arith import Num, maximum, minimum
 
 
-def interpolate(x: Dim, points: tuple[tuple[int, float], ...]) -> Num:
+def interpolate(x: Num, points: tuple[tuple[float, float], ...]) -> Num:
     """A curve of straight pieces through points, flat beyond its ends; elementwise on arrays.
 
     With points (x₀, y₀), (x₁, y₁), … in rising x, each piece adds its slope times the part of it

@@ -1,18 +1,130 @@
-"""Matrix products."""
+"""Matrix products: dense, batched, and grouped by expert."""
 
 from __future__ import annotations
 
-from scantling.arith import Num, maximum
+import math
+from typing import Any, cast
+
+from scantling.arith import Num, log2, maximum, minimum, product
 from scantling.costs.kernels.time import Time, within
 from scantling.hardware import Chip
+from scantling.hardware.constants import ProductConstants
+from scantling.hardware.constants.gemm import REFERENCE, TILE
+from scantling.hardware.curve import interpolate
+from scantling.spec import dtype_bytes
+
+OUTPUT_BYTES = 2
+"""Products of narrow inputs leave 16-bit numbers."""
+SHORTEST_S = 1e-9
+DROOPS = (1e7, 1e14)
+"""FLOPs between which a longer product is slower; no measurement lies outside."""
 
 
-def gemm_time(chip: Chip, dtype: str, flops: Num, moved: Num, launches: Num = 1) -> Time:
-    """A product, or several alike in one go.
+def gemm_time(
+    chip: Chip, dtype: str, m: Num, n: Num, k: Num, groups: Num = 1, launches: Num = 1,
+    cache_bytes: Num = 0,
+) -> Time:  # fmt: skip
+    """An (m × k) by (k × n) product, or ``groups`` of them in one kernel.
 
-        compute = FLOPs / (fraction × peak rate)
-        memory  = bytes moved / (bandwidth factor × bandwidth)
-        time    = max(compute, memory) + launches × launch
+        FLOPs   = 2 m n k × groups
+        bytes   = (s (m k + k n) + o m n) × groups        s of the inputs, o of the output
+        waves   = m n × groups / (128² × SMs)
+        shape   = 1 / (1 + k_half / k + wave_half / waves)
+        droop   = (FLOPs / FLOPs of the reference)^−droop
+        compute = FLOPs × lost / (peak × matmul × shape × droop / shape of the reference)
+        memory  = bytes / (bandwidth factor × bandwidth)
+        time    = (compute^p + memory^p)^(1/p) + launch + k × step + quantising
+
+    A short depth pays for filling and emptying the pipeline of each tile, a small output leaves
+    SMs without work. The reference is 8192 × 8192 × 8192, so ``matmul`` is what that one reaches.
+    Inputs that arrive in 16 bits are brought to a narrower dtype by a pass over the (m × k) of
+    them: 2 bytes read, s written, and as much as ``quantise_row`` elements more for each row.
+    ``lost`` is the work of unfilled tiles and waves with the best tile a library has (``tiling``).
+    It is 1 but on chips where the term lowers the error on shapes left out: it does on A100 and
+    B200, not on H100 and H200 (``benchmarks/fit_kernels.py`` prints both).
+
+    Args:
+        chip: Where.
+        dtype: What its inputs are.
+        m: Rows: tokens.
+        n: Columns: the width that comes out.
+        k: Depth: the width that goes in.
+        groups: Products alike in one kernel.
+        launches: Such kernels one after another.
+        cache_bytes: What else one kernel reads.
+
+    Example:
+        >>> from scantling.hardware import chip
+        >>> one = gemm_time(chip("h100-sxm"), "bf16", 8192, 8192, 8192)
+        >>> one.lower_s < one.low_s < one.value_s < one.high_s
+        True
+    """
+    g = chip.constants.gemm.at(dtype)
+    rate, bandwidth = chip.rate(dtype), chip.memory_bytes_per_s
+    flops = product(m, n, k, groups, 2)
+    moved = product_bytes(dtype, m, n, k, groups) + cache_bytes
+    waves = product(m, n, groups) / (TILE**2 * (chip.sm_count or 1))
+    compute = flops / (rate * reached(chip, g, flops, waves, k))
+    if g.tiles:
+        compute = compute * lost(chip, g, m, n, groups)
+    memory = moved / (bandwidth * g.bandwidth_factor)
+    added = g.launch_s + k * g.step_s
+    if g.quantise:
+        brought = product(m, k + g.quantise_row, groups, OUTPUT_BYTES + dtype_bytes(dtype))
+        added = added + brought / (bandwidth * g.quantise)
+    value = _joined(compute, memory, g.sharpness) + added
+    lower = maximum(flops / rate, moved / bandwidth)
+    return _time(g, m, lower, value, compute + memory + added).times(launches)
+
+
+def product_bytes(dtype: str, m: Num, n: Num, k: Num, groups: Num = 1) -> Num:
+    """Bytes a product reads and writes, each element once.
+
+    Example:
+        >>> product_bytes("fp8", 2, 3, 4)
+        32.0
+    """
+    size = dtype_bytes(dtype)
+    inputs: Any = product(m, k, groups) + product(n, k, groups)
+    output: Any = product(m, n, groups)
+    return inputs * size + output * max(size, OUTPUT_BYTES)  # type: ignore[no-any-return]
+
+
+def reached(chip: Chip, g: ProductConstants, flops: Num, waves: Num, k: Num) -> Num:
+    """The fraction of the peak a product's arithmetic reaches, were its data at hand."""
+    reference = 2 * REFERENCE**3
+    whole = 1 + g.k_half / REFERENCE
+    whole = whole + g.wave_half * TILE**2 * (chip.sm_count or 1) / REFERENCE**2
+    part = 1 + g.k_half / k + g.wave_half / waves
+    flops = minimum(maximum(flops, DROOPS[0]), DROOPS[1])
+    return minimum(g.matmul * whole / part * (flops / reference) ** -g.droop, 1.0)  # type: ignore[no-any-return]
+
+
+def lost(chip: Chip, g: ProductConstants, m: Num, n: Num, groups: Num = 1) -> Num:
+    """The work of unfilled tiles and waves over the work that is asked, with the best tile.
+
+        tiles  = ceil(m / rows) ceil(n / columns) × groups
+        padded = tiles × rows × columns / (m n × groups)
+        waves  = tiles / SMs
+        idle   = waste × (ceil(waves) − waves) / max(waves, 1)
+        lost   = padded × (1 + idle) / rate of the tile           the least over tiles
+
+    Below one wave a library splits the depth, so little is idle.
+    """
+    best: Any = None
+    sms = chip.sm_count or 1
+    for rows, columns, rate in g.tiles:
+        tiles: Any = -(-m // rows) * -(-n // columns) * groups
+        waves = tiles / sms
+        idle = g.waste * (-(-tiles // sms) - waves) / maximum(waves, 1.0)
+        padded = tiles * float(rows * columns) / product(m, n, groups)
+        found = padded * (1 + idle) / rate
+        best = found if best is None else minimum(best, found)
+    return cast("Num", best)
+
+
+def stream_time(chip: Chip, dtype: str, flops: Num, moved: Num, launches: Num = 1) -> Time:
+    """Work of many small products, as a recurrence in chunks: bounds by FLOPs and bytes alone.
 
     Args:
         chip: Where.
@@ -21,11 +133,30 @@ def gemm_time(chip: Chip, dtype: str, flops: Num, moved: Num, launches: Num = 1)
         moved: Bytes of weights and activations read and written.
         launches: Kernels.
     """
-    g = chip.constants.gemm
+    g = chip.constants.gemm.at(dtype)
     rate, bandwidth = chip.rate(dtype), chip.memory_bytes_per_s
-    compute = flops / (rate * g.matmul_at(dtype))
+    compute = flops / (rate * g.matmul)
     memory = moved / (bandwidth * g.bandwidth_factor)
     launch = launches * g.launch_s
-    wide = (1 + 2 * g.matmul_error_at(dtype)) ** g.widen
+    value = _joined(compute, memory, g.sharpness) + launch
     lower = maximum(flops / rate, moved / bandwidth)
-    return within(lower, maximum(compute, memory) + launch, compute + memory + launch, wide, wide)
+    return _time(g, TILE, lower, value, compute + memory + launch)
+
+
+def _joined(compute: Num, memory: Num, p: float) -> Num:
+    """The p-norm of two times, by their ratio so that no power overflows."""
+    longer: Num = maximum(compute, memory)
+    shorter: Num = minimum(compute, memory)
+    return longer * (1 + (shorter / longer) ** p) ** (1 / p)
+
+
+def _time(g: ProductConstants, m: Num, lower: Num, value: Num, upper: Num) -> Time:
+    """The value with its interval; an upper bound never cuts the interval short."""
+    scale = 2 ** (_curve(m, g.spread_rows) + _curve(maximum(lower, SHORTEST_S), g.spread_s))
+    below, above = math.e ** (g.below * g.widen * scale), math.e ** (g.above * g.widen * scale)
+    return within(lower, value, maximum(upper, value * above), below, above)
+
+
+def _curve(x: Num, points: tuple[tuple[float, float], ...]) -> Num:
+    """Straight pieces over the logarithm of x."""
+    return interpolate(log2(x), tuple((math.log2(at), y) for at, y in points))

@@ -15,8 +15,8 @@ from msgspec import Struct
 from scantling.hardware.constants.attention import AttentionConstants
 from scantling.hardware.constants.collective import CollectiveConstants
 from scantling.hardware.constants.elementwise import ElementwiseConstants
-from scantling.hardware.constants.fitted import Fitted, constants_file, inherit
-from scantling.hardware.constants.gemm import GemmConstants
+from scantling.hardware.constants.fitted import Fitted, constants_file, inherit, overlaid
+from scantling.hardware.constants.gemm import GemmConstants, ProductConstants
 from scantling.hardware.constants.step import StepConstants
 
 __all__ = [
@@ -26,6 +26,7 @@ __all__ = [
     "ElementwiseConstants",
     "Fitted",
     "GemmConstants",
+    "ProductConstants",
     "StepConstants",
     "constants",
 ]
@@ -63,6 +64,6 @@ def constants(
     found = {}
     for field in msgspec.structs.fields(Constants):
         base = inherit(_files()[field.name], families, key, field.type)
-        changed = msgspec.structs.asdict(base) | (own or {}).get(field.name, {})
+        changed = overlaid(msgspec.to_builtins(base), (own or {}).get(field.name, {}))
         found[field.name] = msgspec.convert(changed, field.type)
     return Constants(**found)

@@ -40,12 +40,21 @@ def inherit(table: dict[str, Any], families: tuple[str, ...], key: str, of: type
     own = table.get("chip", {}).get(key)
     measured = table.get("family", {})
     family = next((measured[name] for name in families if name in measured), None)
-    found = table["default"] | (family or {})
+    found = overlaid(table["default"], family or {})
     if own is not None:
-        found |= own
+        found = overlaid(found, own)
     else:
-        found |= table["unseen"] if family is None else table["inherited"]
+        found = overlaid(found, table["unseen"] if family is None else table["inherited"])
     return msgspec.convert(found, of)
+
+
+def overlaid(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    """A table with another's entries over its own, tables within them likewise."""
+    both = {
+        key: overlaid(base[key], value) if isinstance(value, dict) and key in base else value
+        for key, value in over.items()
+    }
+    return base | both
 
 
 def constants_file(name: str) -> dict[str, Any]:
