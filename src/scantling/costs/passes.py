@@ -12,12 +12,14 @@ from typing import Any
 from msgspec import Struct
 
 from scantling.arith import Num, product, wide
-from scantling.costs.kernels import attention_time, elementwise_time, gemm_time
+from scantling.costs.kernels import attention_time, elementwise_time, stream_time
+from scantling.costs.time import product_time
 from scantling.costs.ranks import Placed
 from scantling.hardware import Chip
 from scantling.hardware.constants import StepConstants
 from scantling.hardware.curve import interpolate
 from scantling.ops import Op
+from scantling.spec import Workload
 from scantling.spec.plan import Recipe
 from scantling.spec.workload import dtype_bytes, plain_dtype
 
@@ -113,7 +115,7 @@ def _kernels(op: Op, recipe: Recipe, chip: Chip) -> Iterator[tuple[str, Num, Num
         yield from _attention(op, recipe, chip)
     elif op.kind == "scan":
         moved = product(op.elements, op.m, op.repeat) * dtype_bytes(wide_dtype(recipe))
-        once = gemm_time(chip, wide_dtype(recipe), op.flops("unpadded"), moved, 0).value_s
+        once = stream_time(chip, wide_dtype(recipe), op.flops("unpadded"), moved, 0).value_s
         yield "scan", once, 2 * once
         yield "kernels", wide(op.times), 2 * wide(op.times)
     elif op.kind == "matmul":
@@ -135,8 +137,7 @@ def _product(op: Op, recipe: Recipe, chip: Chip) -> Iterator[tuple[str, Num, Num
         held: Any = product(t.each(), op.times)
         weights = weights + (held if t.experts is None else held * t.experts)
     rows: Any = product(op.m, op.repeat)
-    moved = (weights + rows * (op.n + op.k)) * dtype_bytes(plain_dtype(dtype))
-    once = gemm_time(chip, plain_dtype(dtype), op.flops(), moved, launched).value_s
+    once = product_time(op, Workload("train", dtype=plain_dtype(dtype)), chip).value_s
     kind = "experts" if op.part == "experts" else "matmul"
     if narrow:
         kind = "narrow" if kind == "matmul" else "experts_narrow"
@@ -178,7 +179,7 @@ def _attention(op: Op, recipe: Recipe, chip: Chip) -> Iterator[tuple[str, Num, N
     launched = wide(op.times)
     if recipe.attention == "unfused":
         pairs = product(op.m, op.n, op.repeat)
-        once = gemm_time(chip, dtype, op.flops("full"), moved + 4 * pairs, 0).value_s
+        once = stream_time(chip, dtype, op.flops("full"), moved + 4 * pairs, 0).value_s
         light = elementwise_time(chip, pairs * SCORE_BYTES, 0).value_s
         yield "matmul", once, 2 * once
         yield "light", light, 1.5 * light
