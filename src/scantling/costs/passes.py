@@ -34,9 +34,10 @@ SCORE_BYTES = 11
 written (2), read and written by the softmax (4), read and written by dropout (4) with its mask
 (1); the two products read and write them besides. Backward as much again and half."""
 
-KINDS = ("matmul", "narrow", "experts", "experts_narrow", "attention", "scan", "light", "kernels")
+KINDS = ("matmul", "narrow", "experts", "experts_narrow", "attention", "scan", "light", "loss",
+         "kernels")  # fmt: skip
 """Kinds of work: products in 16 bits, in the recipe's narrower dtype, grouped products in both,
-attention cores, scans, work that moves bytes; and how many kernels are launched."""
+attention cores, scans, work that moves bytes, the loss over the vocabulary; and how many kernels are launched."""
 
 
 class Work:
@@ -60,11 +61,12 @@ class Work:
     def seconds(self, c: StepConstants, recipe: Recipe) -> Num:
         """What it takes inside a step: each kind times its factor, and the gaps between kernels."""
         narrow = c.matmul_at(recipe.dtype)
+        light = c.fused if recipe.fused else c.eager
         factors = {
             "matmul": c.matmul, "narrow": narrow, "experts": c.experts * c.matmul,
             "experts_narrow": c.experts * narrow,
             "attention": c.attention_at(recipe.attention), "scan": c.scan,
-            "light": c.fused if recipe.fused else c.eager,
+            "light": light, "loss": c.loss * light,
             "kernels": c.gap_fused_s if recipe.fused else c.gap_eager_s,
         }  # fmt: skip
         total: Num = 0.0
@@ -145,8 +147,8 @@ def _product(op: Op, recipe: Recipe, chip: Chip) -> Iterator[tuple[str, Num, Num
         light = elementwise_time(chip, copied * (QUANTISED_BYTES / 3), 0).value_s
         yield "light", light, 2 * light
     if op.part == "lm_head":
-        light = elementwise_time(chip, rows * op.n * loss_bytes(recipe), 0).value_s
-        yield "light", light / 2, light / 2
+        light = elementwise_time(chip, rows * op.n * loss_bytes(recipe), 0, 1).value_s
+        yield "loss", light / 2, light / 2
     yield kind, once, 2 * once
     yield "kernels", launched, 2 * launched
 
@@ -195,7 +197,8 @@ def _attention(op: Op, recipe: Recipe, chip: Chip) -> Iterator[tuple[str, Num, N
 
 def _light(op: Op, chip: Chip) -> Iterator[tuple[str, Num, Num]]:
     """Work that moves bytes: forward once, backward twice (the gradient comes in as well)."""
-    once = elementwise_time(chip, product(op.elements, op.m, op.repeat) * 2, 0).value_s
+    once = elementwise_time(chip, product(op.elements, op.m, op.repeat) * 2, 0,
+                            wide(op.times)).value_s
     launched = wide(op.times)
     yield "light", once, 2 * once
     yield "kernels", launched, launched

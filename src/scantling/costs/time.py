@@ -74,7 +74,7 @@ def op_time(op: Op, workload: Workload, chip: Chip) -> Time:
         return product_time(op, workload, chip)
     if op.kind == "scan":
         return stream_time(chip, workload.dtype, flops, moved, launches)
-    return elementwise_time(chip, moved, launches)
+    return elementwise_time(chip, moved, launches, wide(op.times))
 
 
 def product_time(op: Op, workload: Workload, chip: Chip) -> Time:

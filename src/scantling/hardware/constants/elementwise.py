@@ -12,8 +12,12 @@ class ElementwiseConstants(Fitted, frozen=True, kw_only=True, forbid_unknown_fie
         bandwidth_factor: Fraction of the memory bandwidth.
         launch_s: What each kernel costs beside.
         error: Mean absolute relative error.
+        slower: (log2 of the bytes of one kernel, factor on its time): small pieces may stay in a
+            cache, large ones may be given pages that the system fills first. Empty where size does
+            not count.
     """
 
     bandwidth_factor: float
     launch_s: float
     error: float
+    slower: tuple[tuple[float, float], ...] = ()

@@ -1,0 +1,244 @@
+"""Constants from samples: least squares on logarithms, through the costs' own functions."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from scantling.calibrate.cases import Case
+from scantling.calibrate.predict import interval, optimizer_seconds, predicted, step_of
+from scantling.calibrate.timing import Sample
+from scantling.hardware import Chip
+from scantling.spec import dtype_bytes
+
+LOOSE = 0.05
+"""Relative error beyond which a sample pulls only by its sign: a disturbed one does not bend the
+rest."""
+Z90 = 1.645
+"""Half-width of a 90 % interval in standard deviations of a normal."""
+
+
+class Free(Struct, frozen=True):
+    """A constant that is fitted, between bounds that physics gives; on a logarithmic scale.
+
+    Args:
+        name: Its field.
+        start: Where the fit starts.
+        low: The least it may be.
+        high: The most.
+        prior: Standard deviation of its logarithm around the start; None leaves it free.
+    """
+
+    name: str
+    start: float
+    low: float
+    high: float
+    prior: float | None = None
+
+
+def changed(chip: Chip, table: str, **values: Any) -> Chip:
+    """A chip with some constants of one table replaced.
+
+    Example:
+        >>> from scantling.hardware import chip
+        >>> changed(chip("h100"), "gemm", matmul=0.5).constants.gemm.matmul
+        0.5
+    """
+    constants = chip.constants
+    return replace(
+        chip, constants=replace(constants, **{table: replace(getattr(constants, table), **values)})
+    )
+
+
+def fit(
+    chip: Chip, samples: Sequence[Sample], free: Sequence[Free],
+    apply: Callable[[Chip, dict[str, float]], Chip],
+) -> Chip:  # fmt: skip
+    """The chip whose constants fit the samples best.
+
+    Args:
+        chip: What is known so far.
+        samples: What was measured.
+        free: What may change.
+        apply: Puts values into a chip.
+    """
+    if not samples:
+        return chip
+    import numpy as np
+    from scipy.optimize import least_squares
+
+    actual = np.log([s.seconds for s in samples])
+    cases = [s.case for s in samples]
+    start = np.log([f.start for f in free])
+
+    def residuals(x: Any) -> Any:
+        one = apply(chip, values(x))
+        off = np.log(predicted(one, cases)) - actual
+        pulls = [(a - b) / f.prior * LOOSE for a, b, f in zip(x, start, free, strict=True)
+                 if f.prior is not None]  # fmt: skip
+        return np.concatenate((off, pulls))
+
+    def values(x: Any) -> dict[str, float]:
+        return {f.name: float(math.exp(v)) for f, v in zip(free, x, strict=True)}
+
+    low, high = np.log([f.low for f in free]), np.log([f.high for f in free])
+    found = least_squares(residuals, start, bounds=(low, high), loss="soft_l1", f_scale=LOOSE,
+                          diff_step=1e-3, max_nfev=60)  # fmt: skip
+    return apply(chip, values(found.x))
+
+
+def errors(chip: Chip, samples: Sequence[Sample]) -> list[float]:
+    """Logarithms of predicted over measured.
+
+    Example:
+        >>> from scantling.hardware import chip
+        >>> errors(chip("h100"), [])
+        []
+    """
+    guesses = predicted(chip, [s.case for s in samples])
+    return [math.log(p / s.seconds) for p, s in zip(guesses, samples, strict=True)]
+
+
+def mean_error(logs: Sequence[float]) -> float:
+    """Mean absolute relative error.
+
+    Example:
+        >>> round(mean_error([math.log(1.1), math.log(0.9)]), 6)
+        0.1
+    """
+    return statistics.fmean(abs(math.exp(x) - 1) for x in logs) if logs else 0.0
+
+
+def half_width(logs: Sequence[float], least: float = 0.02) -> float:
+    """The logarithm that 90 % of the errors stay within, were they normal around zero.
+
+    The root of the mean square, with one degree of freedom less for a short list, times 1.645.
+
+    Example:
+        >>> round(half_width([0.1, -0.1]), 4)
+        0.2326
+    """
+    n = len(logs)
+    if not n:
+        return 0.5
+    square = sum(x * x for x in logs) / max(n - 1, 1)
+    return max(least, Z90 * math.sqrt(square))
+
+
+def inside(chip: Chip, samples: Sequence[Sample]) -> float:
+    """Share of samples within their 90 % interval."""
+    if not samples:
+        return 1.0
+    found = [interval(chip, s.case) for s in samples]
+    return statistics.fmean(
+        low <= s.seconds <= high for (low, high), s in zip(found, samples, strict=True)
+    )
+
+
+def of_kind(samples: Sequence[Sample], *kinds: str, held: bool | None = False,
+            backward: bool = False) -> list[Sample]:  # fmt: skip
+    """The samples of some kinds; ``held`` of None takes both parts."""
+    return [s for s in samples if s.case.kind in kinds and s.case.backward == backward
+            and (held is None or s.case.held == held)]  # fmt: skip
+
+
+# ---------------------------------------------------------------- the kinds of kernels
+
+
+def fit_gemm(chip: Chip, samples: Sequence[Sample]) -> Chip:
+    """Products."""
+    launch = _launch(samples)
+    free = (
+        Free("matmul", 0.9, 0.2, 1.0), Free("k_half", 10.0, 0.1, 2000.0),
+        Free("wave_half", 0.01, 1e-4, 2.0), Free("bandwidth_factor", 0.8, 0.02, 1.2),
+        Free("sharpness", 3.0, 1.0, 6.0), Free("launch_s", launch, launch / 4, launch * 30),
+    )  # fmt: skip
+    mine = of_kind(samples, "gemm")
+    blank = changed(chip, "gemm", tiles=(), waste=0.0, droop=0.0, step_s=0.0, k_half=1.0)
+    found = fit(blank, mine, free, lambda c, v: changed(c, "gemm", **v))
+    wide = half_width(errors(found, of_kind(samples, "gemm", held=True) or mine))
+    held = of_kind(samples, "gemm", held=True)
+    large, small = ([abs(math.expm1(e)) for e in errors(found, part)] for part in (
+        [s for s in held if s.case.shape[0] > 256], [s for s in held if s.case.shape[0] <= 256]))
+    return changed(
+        found, "gemm", spread_rows=((1, 0.0),), spread_s=((1e-4, 0.0),), below=wide, above=wide,
+        matmul_error=statistics.median(large or [0.1]),
+        small_error=statistics.median(small or [0.15]),
+    )  # fmt: skip
+
+
+def _launch(samples: Sequence[Sample]) -> float:
+    """What the smallest kernel takes."""
+    return min(s.seconds for s in samples if s.case.kind == "launch")
+
+
+def fit_attention(chip: Chip, samples: Sequence[Sample]) -> Chip:
+    """Attention."""
+    mine = of_kind(samples, "attention")
+    widths = sorted({s.case.shape[-1] for s in mine})
+    free = tuple(Free(str(w), 0.5, 0.01, 1.0) for w in widths)
+
+    def apply(c: Chip, v: dict[str, float]) -> Chip:
+        return changed(c, "attention", prefill=tuple((w, v[str(w)]) for w in widths))
+
+    found = fit(chip, mine, free, apply)
+    held = of_kind(samples, "attention", held=True) or mine
+    return changed(found, "attention", prefill_error=mean_error(errors(found, held)))
+
+
+LIGHT = ("norm", "activation", "add")
+SIZES = (19, 23, 25, 27, 29)
+"""log2 of the bytes at which the curve of light work has its corners."""
+
+
+def fit_light(chip: Chip, samples: Sequence[Sample]) -> Chip:
+    """Work that moves bytes; the factor of the smallest size is one."""
+    launch = _launch(samples)
+    free = (
+        Free("bandwidth_factor", 0.5, 0.01, 4.0), Free("launch_s", launch, launch / 4, launch * 10),
+        *(Free(str(x), 1.0, 0.2, 30.0) for x in SIZES[1:]),
+    )  # fmt: skip
+
+    def apply(c: Chip, v: dict[str, float]) -> Chip:
+        curve = ((SIZES[0], 1.0), *((x, v[str(x)]) for x in SIZES[1:]))
+        return changed(c, "elementwise", bandwidth_factor=v["bandwidth_factor"],
+                       launch_s=v["launch_s"], slower=curve)  # fmt: skip
+
+    mine = of_kind(samples, *LIGHT)
+    found = fit(chip, mine, free, apply)
+    held = of_kind(samples, *LIGHT, held=True) or mine
+    return changed(found, "elementwise", error=mean_error(errors(found, held)))
+
+
+def fit_step(chip: Chip, samples: Sequence[Sample]) -> Chip:
+    """What kernels take inside a step over what they take alone, from whole models.
+
+    The optimizer's factor starts at what its steps alone showed; the whole models hold it and
+    the rest near what kernels alone say, as few models tell few factors apart.
+    """
+    of_optimizer = [s for s in samples if s.case.kind == "optimizer"]
+    ratios = [s.seconds / optimizer_seconds(chip, s.case.shape[0], s.case.dtype)
+              for s in of_optimizer]  # fmt: skip
+    size = dtype_bytes("fp32") / 2  # the fold counts 16 bits an element of light work
+    free = (
+        Free("matmul", 1.0, 0.7, 1.6, 0.1), Free("flash2", 1.0, 0.3, 4.0, 0.3),
+        Free("eager", size, 0.2, 30.0, 0.7), Free("loss", 0.3, 0.01, 10.0, 1.0),
+        Free("optimizer", statistics.median(ratios or [1.0]), 0.01, 10.0, 0.3),
+    )  # fmt: skip
+
+    def apply(c: Chip, v: dict[str, float]) -> Chip:
+        return changed(c, "step", **v)
+
+    mine = of_kind(samples, "step", held=None)
+    return fit(changed(chip, "step", gap_eager_s=_launch(samples)), mine, free, apply)
+
+
+__all__ = [
+    "Case", "Free", "changed", "errors", "fit", "fit_attention", "fit_gemm", "fit_light",
+    "fit_step", "half_width", "inside", "mean_error", "of_kind", "step_of",
+]  # fmt: skip

@@ -1,0 +1,100 @@
+"""What the costs say of each case: by the same operators and folds as for every chip."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from scantling.calibrate.cases import Case, config_of, spec_of
+from scantling.catalog import load
+from scantling.costs.time import total_time
+from scantling.costs.train import training_step
+from scantling.hardware import Chip, cluster
+from scantling.ops import Op, operators
+from scantling.spec import Workload, dtype_bytes
+from scantling.spec.plan import Plan, Recipe
+
+OPTIMIZER_BYTES = 28
+"""AdamW in fp32 reads weight, gradient and two moments and writes all but the gradient: 7 × 4."""
+
+
+def recipe_of(dtype: str) -> Recipe:
+    """The recipe of a plain eager loop that keeps everything in one dtype.
+
+    Example:
+        >>> recipe_of("fp32").master is None
+        True
+    """
+    return Recipe(
+        dtype=dtype, weights=dtype, gradients=dtype, master=None, moments=dtype, reduce=dtype,
+        attention="flash2", fused=False, logits=dtype,
+    )  # fmt: skip
+
+
+def predicted(chip: Chip, cases: Iterable[Case]) -> list[float]:
+    """Seconds of each case on a chip: the fitted value."""
+    return [_seconds(chip, case) for case in cases]
+
+
+def _seconds(chip: Chip, case: Case) -> float:
+    if case.kind == "step":
+        return float(step_of(chip, case).step.value_s)
+    ops, work = operators_of(case)
+    return float(total_time(ops, work, chip).value_s)
+
+
+def interval(chip: Chip, case: Case) -> tuple[float, float]:
+    """The 90 % interval of a case, in seconds."""
+    if case.kind == "step":
+        step = step_of(chip, case).step
+        return float(step.low_s), float(step.high_s)
+    ops, work = operators_of(case)
+    time = total_time(ops, work, chip)
+    return float(time.low_s), float(time.high_s)
+
+
+def step_of(chip: Chip, case: Case) -> Any:
+    """A training step of a whole-model case."""
+    batch, tokens = case.shape[-2:]
+    plan = Plan(zero=0, micro_batch=batch)
+    return training_step(spec_of(case), plan, recipe_of(case.dtype), tokens, cluster(chip, 1, 1))
+
+
+def operators_of(case: Case) -> tuple[tuple[Op, ...], Workload]:
+    """The operators of a case that is no whole step, and the workload they are part of.
+
+    Example:
+        >>> ops, work = operators_of(Case(kind="gemm", shape=(8, 16, 32)))
+        >>> ops[0].flops(), work.dtype
+        (8192, 'fp32')
+    """
+    if case.kind == "forward":
+        batch, tokens = case.shape[-2:]
+        work = Workload("prefill", batch, tokens, dtype=case.dtype)
+        return operators(spec_of(case), work), work
+    if case.kind == "attention":
+        return _attention(case)
+    work = Workload("prefill", dtype=case.dtype)
+    if case.kind == "gemm":
+        m, n, k = case.shape
+        return (Op(name="gemm", kind="matmul", part="ffn", m=m, n=n, k=k, elements=n + k),), work
+    rows, width = case.shape
+    kind: Any = "norm" if case.kind == "norm" else "elementwise"
+    op = Op(name=case.kind, kind=kind, part="other", m=rows, n=width, k=1, elements=2 * width)
+    return (op,), work
+
+
+def _attention(case: Case) -> tuple[tuple[Op, ...], Workload]:
+    """The core of a model with such heads."""
+    batch, heads, kv_heads, tokens, d_head = case.shape
+    config = config_of(1, heads * d_head, heads, kv_heads, d_head, 64, 64, tokens, gated=True)
+    work = Workload("prefill", batch, tokens, dtype=case.dtype)
+    ops = operators(load(config).spec, work)
+    return tuple(op for op in ops if op.kind == "attention"), work
+
+
+def optimizer_seconds(chip: Chip, parameters: float, dtype: str) -> float:
+    """What the bytes of an AdamW step take at the rate of other light work."""
+    e = chip.constants.elementwise
+    size = OPTIMIZER_BYTES * dtype_bytes(dtype) / 4
+    return parameters * size / (chip.memory_bytes_per_s * e.bandwidth_factor)
