@@ -47,6 +47,8 @@ class Named(Struct, frozen=True):
     config: dict[str, Any]
     mtp_passes: int | None = None
     """Runs of the modules that predict later tokens, in training; None is once each."""
+    tuned_from: str | None = None
+    """The model whose shape and weights it began with."""
 
 
 class Loaded(Struct, frozen=True):
@@ -271,9 +273,10 @@ def _from_config(config: dict[str, Any], name: str, notes: list[str], assume: bo
 def recent_dense() -> tuple[tuple[int, int, str], ...]:
     """Parameters, vocabulary and name of dense transformers since 2023, the latest first.
 
-    Shapes that were only timed are no model to copy, and a mixer with a state is no transformer.
+    Shapes that were only timed or tuned are none to copy; a mixer with a state is no transformer.
     """
-    recent = [m for m in named().values() if m.released >= "2023" and m.hub]
+    chosen = [m for m in named().values() if m.hub and m.tuned_from is None]
+    recent = [m for m in chosen if m.released >= "2023"]
     other = ("n_expert", "scan_chunk")
     dense = [m for m in recent if not any(has(loaded(m.name).spec, field) for field in other)]
     latest = sorted(dense, key=lambda m: m.released, reverse=True)
