@@ -25,6 +25,27 @@ HEAD_WIDTHS = (32, 64, 96, 128, 256)
 FORMS = ("forward", "grad_input", "grad_weight")
 """The three products of a linear layer: x Wᵀ, y W and yᵀ x; they differ in which side lies
 transposed in memory."""
+MULTIPLES = (8, 16, 64)
+"""Rules of thumb say that widths should be multiples of these."""
+ACCELERATOR = 5e12
+"""FLOPs per second that no CPU reaches in a product."""
+KINDS: tuple[Kind, ...] = ("forward", "step")
+SMALL: tuple[tuple[tuple[int, ...], str], ...] = (
+    ((2, 320, 5, 5, 64, 1280, 6000, 2, 192), "plain"),
+    ((3, 384, 6, 2, 64, 1024, 24000, 1, 320), "gated"),
+    ((8, 192, 6, 3, 32, 512, 2048, 4, 160), "gated"),
+    ((2, 512, 4, 4, 128, 2048, 12000, 1, 640), "plain"),
+    ((4, 256, 2, 1, 128, 704, 48000, 1, 256), "gated"),
+)
+"""Whole models for a CPU: a step takes below a second on one core."""
+LARGE: tuple[tuple[tuple[int, ...], str], ...] = (
+    ((4, 2048, 16, 16, 128, 8192, 32000, 4, 1024), "plain"),
+    ((4, 2048, 16, 4, 128, 5632, 96000, 2, 2048), "gated"),
+    ((16, 1024, 16, 8, 64, 2816, 16000, 8, 1024), "gated"),
+    ((4, 3072, 24, 24, 128, 12288, 50304, 2, 4096), "plain"),
+    ((6, 1536, 12, 4, 128, 4096, 128000, 4, 1024), "gated"),
+)
+"""The same for an accelerator."""
 LONGEST_S, SHORTEST_S = 0.08, 2e-5
 """A product takes between these at the rate of a first one: longer ones eat the two minutes,
 shorter ones are all launch."""
@@ -109,6 +130,7 @@ def kernels(rate: float, memory_bytes: float, dtypes: Iterable[str], *, quick: b
         found += _products(rate, memory_bytes, dtype, n, draw)
         found += _narrow(rate, dtype, n // 6)
         found += _attention(rate, dtype, 6 if quick else 16 if dtype == dtypes[0] else 8, draw)
+    found += aligned(rate, dtypes[0])
     found += _light(memory_bytes, dtypes[0], quick=quick)
     return found
 
@@ -167,12 +189,12 @@ def _attention(rate: float, dtype: str, n: int, draw: random.Random) -> list[Cas
 
 def _light(memory: float, dtype: str, *, quick: bool) -> list[Case]:
     """Norms, activations, additions, losses, copies and optimizer steps."""
-    sides = ((256, 256), (1024, 512), (2048, 1024), (4096, 3072), (8192, 4096))
+    sides = ((256, 256), (1024, 512), (2048, 1024), (4096, 1536), (4096, 3072), (8192, 2560))
     found = []
     for i, side in enumerate(sides[::2] if quick else sides):
         if 12 * side[0] * side[1] > memory / 20:
             continue
-        held = i == 1 or i == 3
+        held = i in {1, 4}
         found += [
             Case(kind="copy", shape=(side[0] * side[1],), dtype=dtype, held=held),
             Case(kind="add", shape=side, dtype=dtype, held=held),
@@ -200,23 +222,34 @@ def _light(memory: float, dtype: str, *, quick: bool) -> list[Case]:
     return found
 
 
-def models(rate: float, *, quick: bool) -> list[Case]:
+def aligned(rate: float, dtype: str) -> list[Case]:
+    """Products of one width that is a multiple of 64, and of its neighbours that are not.
+
+    The first is the reference; then no multiple of 8, of 16, of 64: in each all narrower powers
+    of two still divide both widths.
+    """
+    base = 4096 if rate > ACCELERATOR else 1024
+    return [
+        Case(kind="gemm", shape=(base // 2, base - off, base - off), dtype=dtype, form=FORMS[0],
+             held=True)
+        for off in (0, *(m // 2 if m < 64 else 16 for m in MULTIPLES))
+    ]  # fmt: skip
+
+
+def models(rate: float, dtype: str, *, quick: bool) -> list[Case]:
     """Whole small models, that tell what a pass takes over its kernels.
 
+    They differ in which part of a step weighs most: products, attention, light work, the
+    vocabulary, the optimizer.
+
     Args:
-        rate: As in ``kernels``: models whose step would take over half a second are left out.
+        rate: As in ``kernels``: an accelerator gets larger ones.
+        dtype: What numbers.
         quick: Only two.
     """
-    shapes = (
-        ((2, 320, 5, 5, 64, 1280, 6000, 2, 192), "plain"),
-        ((3, 384, 6, 2, 64, 1024, 24000, 1, 320), "gated"),
-        ((8, 192, 6, 3, 32, 512, 2048, 4, 160), "gated"),
-        ((2, 512, 4, 4, 128, 2048, 12000, 1, 640), "plain"),
-        ((4, 256, 2, 1, 128, 704, 48000, 1, 256), "gated"),
-    )
-    del rate
+    shapes = LARGE if rate > ACCELERATOR else SMALL
     return [
-        Case(kind=kind, shape=shape, form=form)
+        Case(kind=kind, shape=shape, form=form, dtype=dtype, held=kind == "forward")
         for shape, form in (shapes[1:3] if quick else shapes)
-        for kind in ("forward", "step")
+        for kind in KINDS
     ]

@@ -163,8 +163,13 @@ def fit_gemm(chip: Chip, samples: Sequence[Sample]) -> Chip:
     found = fit(blank, mine, free, lambda c, v: changed(c, "gemm", **v))
     wide = half_width(errors(found, of_kind(samples, "gemm", held=True) or mine))
     held = of_kind(samples, "gemm", held=True)
-    large, small = ([abs(math.expm1(e)) for e in errors(found, part)] for part in (
-        [s for s in held if s.case.shape[0] > 256], [s for s in held if s.case.shape[0] <= 256]))
+    large, small = (
+        [abs(math.expm1(e)) for e in errors(found, part)]
+        for part in (
+            [s for s in held if s.case.shape[0] > 256],
+            [s for s in held if s.case.shape[0] <= 256],
+        )
+    )
     return changed(
         found, "gemm", spread_rows=((1, 0.0),), spread_s=((1e-4, 0.0),), below=wide, above=wide,
         matmul_error=statistics.median(large or [0.1]),
@@ -234,7 +239,7 @@ def fit_step(chip: Chip, samples: Sequence[Sample]) -> Chip:
     def apply(c: Chip, v: dict[str, float]) -> Chip:
         return changed(c, "step", **v)
 
-    mine = of_kind(samples, "step", held=None)
+    mine = of_kind(samples, "step")
     return fit(changed(chip, "step", gap_eager_s=_launch(samples)), mine, free, apply)
 
 

@@ -38,10 +38,12 @@ class Builder:
 
     def numbers(self, case: Case, *shape: int, grad: bool = False) -> Any:
         """Random numbers: an accelerator's clock depends on what it multiplies."""
-        torch = self.torch
-        dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[case.dtype]
-        made = torch.empty(*shape, dtype=dtype, device=self.device).uniform_(-1, 1)
+        made = self.torch.empty(*shape, dtype=self.dtype(case), device=self.device).uniform_(-1, 1)
         return made.requires_grad_(grad)
+
+    def dtype(self, case: Case) -> Any:
+        """What numbers, as torch has them."""
+        return {"fp32": self.torch.float32, "bf16": self.torch.bfloat16}[case.dtype]
 
     def gemm(self, case: Case) -> Run:
         """A product, its sides lying in memory as in the pass that has it."""
@@ -128,10 +130,10 @@ class Builder:
 
     def _model(self, case: Case) -> tuple[Any, Any]:
         """A whole model and tokens for it; forward and step share them."""
-        key = (case.shape, case.form)
+        key = (case.shape, case.form, case.dtype)
         if key not in self.models:
             vocab, batch, tokens = case.shape[-3:]
-            model = model_of(case).to(self.device)
+            model = model_of(case).to(self.device, self.dtype(case))
             numbers = self.torch.randint(vocab, (batch, tokens), device=self.device)
             self.models[key] = (model, numbers)
         found: tuple[Any, Any] = self.models[key]

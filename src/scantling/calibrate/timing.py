@@ -43,6 +43,8 @@ class Clock(Struct, frozen=True):
     now: Callable[[], float]
     settle: Callable[[], object]
     name: str
+    queued: bool = False
+    """Whether calls return before their work is done."""
 
 
 def clock(device: str, threads: int) -> Clock:
@@ -59,7 +61,7 @@ def clock(device: str, threads: int) -> Clock:
     if device != "cpu":
         import torch
 
-        return Clock(time.perf_counter, torch.cuda.synchronize, "wall")
+        return Clock(time.perf_counter, torch.cuda.synchronize, "wall", queued=True)
     if threads == 1:
         return Clock(time.thread_time, _nothing, "thread")
     return Clock(time.perf_counter, _nothing, "wall")
@@ -127,5 +129,5 @@ def visit(run: Run, by: Clock) -> float:
         spent = by.now() - start
         # An accelerator's queue is emptied once a burst, so that launches overlap as they do in
         # a real pass.
-        burst = 1 if by.name != "wall" else min(n, 1000)
+        burst = min(n, 1000) if by.queued else 1
     return spent / n

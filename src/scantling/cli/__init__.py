@@ -18,6 +18,7 @@ VERBS = {
     "compare": ("scantling.cli.inspect", "Models side by side, growth decomposed."),
     "trace": ("scantling.cli.inspect", "The walk of a token through the shapes."),
     "export": ("scantling.cli.export", "Write a model as config of another tool."),
+    "calibrate": ("scantling.cli.calibrate", "Measure this machine, write a chip file."),
     "models": ("scantling.cli.catalogue", "The named models."),
     "chips": ("scantling.cli.catalogue", "The chips, with sources."),
     "laws": ("scantling.cli.catalogue", "The laws, with domain, recipe and errors."),

@@ -13,8 +13,8 @@ from msgspec import Struct
 
 from scantling.arith import Num, product, wide
 from scantling.costs.kernels import attention_time, elementwise_time, stream_time
-from scantling.costs.time import product_time
 from scantling.costs.ranks import Placed
+from scantling.costs.time import product_time
 from scantling.hardware import Chip
 from scantling.hardware.constants import StepConstants
 from scantling.hardware.curve import interpolate
@@ -127,7 +127,7 @@ def _kernels(op: Op, recipe: Recipe, chip: Chip) -> Iterator[tuple[str, Num, Num
 
 
 def _product(op: Op, recipe: Recipe, chip: Chip) -> Iterator[tuple[str, Num, Num]]:
-    """y = x W, then dx = dy Wᵀ and dW = xᵀ dy: three products of one size.
+    """Y = x W, then dx = dy Wᵀ and dW = xᵀ dy: three products of one size.
 
     Routed experts are one grouped product: rows are spread evenly over the experts of the rank.
     """
@@ -197,8 +197,9 @@ def _attention(op: Op, recipe: Recipe, chip: Chip) -> Iterator[tuple[str, Num, N
 
 def _light(op: Op, chip: Chip) -> Iterator[tuple[str, Num, Num]]:
     """Work that moves bytes: forward once, backward twice (the gradient comes in as well)."""
-    once = elementwise_time(chip, product(op.elements, op.m, op.repeat) * 2, 0,
-                            wide(op.times)).value_s
+    once = elementwise_time(
+        chip, product(op.elements, op.m, op.repeat) * 2, 0, wide(op.times)
+    ).value_s
     launched = wide(op.times)
     yield "light", once, 2 * once
     yield "kernels", launched, launched

@@ -1,0 +1,213 @@
+"""One calibration from first product to chip: measure, fit, and tell the error on what was held."""
+
+from __future__ import annotations
+
+import datetime
+import math
+import statistics
+import time
+from collections.abc import Sequence
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from scantling.calibrate.cases import ACCELERATOR, FORMS, MULTIPLES, Case, aligned, kernels, models
+from scantling.calibrate.fit import (
+    LIGHT,
+    changed,
+    errors,
+    fit_attention,
+    fit_gemm,
+    fit_light,
+    fit_step,
+    half_width,
+    inside,
+    mean_error,
+    of_kind,
+)
+from scantling.calibrate.machine import first_chip, software
+from scantling.calibrate.run import Builder
+from scantling.calibrate.timing import Clock, Progress, Sample, clock, measure
+from scantling.hardware import Chip, Error, Measured, Rates
+
+PROBE = {"cpu": (512, 512, 512), "cuda": (4096, 4096, 4096)}
+"""A first product on each device: its rate sets how large the others get."""
+MEMORY = {"cpu": 16e9, "cuda": 64e9}
+"""Bytes that no case takes more than a hundredth of."""
+WORTH = 0.5
+"""A narrower dtype at less than this share of the first one's rate has no units of its own."""
+SECONDS = 45.0
+"""For kernels, and again for whole models; a quick calibration takes a third."""
+ROUNDS = 6
+LARGE_COPY = 5_000_000
+"""Elements of a copy that does not fit in a cache twice."""
+
+
+class Calibration(Struct, frozen=True, kw_only=True):
+    """A machine as measured.
+
+    Args:
+        chip: What every verb accepts, with its constants and its errors.
+        samples: Every measurement.
+    """
+
+    chip: Chip
+    samples: tuple[Sample, ...]
+
+    @property
+    def measured(self) -> Measured:
+        """When, with what and how well."""
+        assert self.chip.measured is not None, "a calibration says how it was made"
+        return self.chip.measured
+
+
+def calibration(
+    device: str, threads: int, *, begun: float, load: float, quick: bool, progress: Progress
+) -> Calibration:
+    """Measure and fit.
+
+    Args:
+        device: ``cpu`` or ``cuda``.
+        threads: Of the CPU, set before.
+        begun: ``time.monotonic()`` at the start.
+        load: What the machine was doing before.
+        quick: A third of the cases.
+        progress: Told after each case.
+    """
+    by, build = clock(device, threads), Builder(device)
+    rate, dtypes = _probe(device, by, build)
+    seconds = SECONDS / 3 if quick else SECONDS
+    parts = (kernels(rate, MEMORY[device], dtypes, quick=quick),
+             models(rate, dtypes[0], quick=quick))  # fmt: skip
+    samples: list[Sample] = []
+    total = sum(len(p) for p in parts) * ROUNDS
+    for i, cases in enumerate(parts):
+        past = i * len(parts[0]) * ROUNDS
+
+        def told(done: int, _of: int, kind: str, past: int = past) -> None:
+            progress(past + done, total, kind)
+
+        samples += measure(cases, Builder(device), by, rounds=ROUNDS, seconds=seconds,
+                           progress=told)  # fmt: skip
+    progress(total, total, "fit")
+    one = fitted(first_chip(device, threads, _rates(samples, dtypes), _bandwidth(samples)), samples)
+    measured = Measured(
+        when=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), device=device,
+        threads=threads, clock=by.name, software=software(), quick=quick,
+        seconds=round(time.monotonic() - begun, 1), load=round(max(load, 0.0), 2),
+        spread=round(statistics.median(s.spread for s in samples), 4),
+        errors=told_errors(one, samples, dtypes),
+        alignment=alignment(samples, rate, dtypes[0]),
+    )  # fmt: skip
+    return Calibration(chip=replace(one, measured=measured), samples=tuple(samples))
+
+
+def _probe(device: str, by: Clock, build: Builder) -> tuple[float, tuple[str, ...]]:
+    """The rate of a first product, and the dtypes that are worth measuring."""
+    found: dict[str, float] = {}
+    for dtype in ("fp32", "bf16"):
+        case = Case(kind="gemm", shape=PROBE[device], dtype=dtype, form=FORMS[0])
+        sample = measure([case], build, by, rounds=3, seconds=3.0, progress=lambda *_: None)[0]
+        found[dtype] = case.flops / sample.seconds
+    first, second = ("fp32", "bf16") if device == "cpu" else ("bf16", "fp32")
+    if device == "cpu" and found[second] < WORTH * found[first]:
+        return found[first], (first,)
+    return found[first], (first, second)
+
+
+def _rates(samples: Sequence[Sample], dtypes: Sequence[str]) -> Rates:
+    """The fastest products seen."""
+    best = {
+        dtype: max(s.case.flops / s.seconds for s in samples
+                   if s.case.kind == "gemm" and s.case.dtype == dtype)
+        for dtype in dtypes
+    }  # fmt: skip
+    return Rates(**best)
+
+
+def _bandwidth(samples: Sequence[Sample]) -> float:
+    """Bytes per second of the fastest copy too large for a cache."""
+    copies = [s for s in samples if s.case.kind == "copy"]
+    large = [s for s in copies if s.case.shape[0] > LARGE_COPY] or copies
+    size = 4 if large[0].case.dtype == "fp32" else 2
+    return max(2 * size * s.case.shape[0] / s.seconds for s in large)
+
+
+def fitted(chip: Chip, samples: Sequence[Sample]) -> Chip:
+    """A chip with constants fitted to what was not held out."""
+    first = next(s.case.dtype for s in samples if s.case.kind == "launch")
+    main = [s for s in samples if s.case.dtype == first]
+    for step in (fit_gemm, fit_attention, fit_light):
+        chip = step(chip, main)
+    chip = _other_rates(chip, samples, first)
+    wide = half_width(_left_out(chip, main), 0.05)
+    return changed(fit_step(chip, main), "step", error=wide)
+
+
+def _other_rates(chip: Chip, samples: Sequence[Sample], first: str) -> Chip:
+    """Rates of other dtypes on a CPU: those with which the same constants are right by the median.
+
+    A catalogue chip keeps the rates of its datasheet.
+    """
+    for dtype in chip.dtypes if chip.measured is None and chip.rates.fp32 else ():
+        mine = [s for s in of_kind(samples, "gemm") if s.case.dtype == dtype]
+        if dtype == first or not mine or chip.rate(dtype) > ACCELERATOR:
+            continue
+        for _ in range(3):
+            off = statistics.median(errors(chip, mine))
+            rates = replace(chip.rates, **{dtype: chip.rate(dtype) * math.exp(off)})
+            chip = replace(chip, rates=rates)
+    return chip
+
+
+def _left_out(chip: Chip, samples: Sequence[Sample]) -> list[float]:
+    """The error of each whole model's step with step constants from the others."""
+    steps = of_kind(samples, "step")
+    found = []
+    for one in steps:
+        others = [s for s in samples if s is not one]
+        found += errors(fit_step(chip, others), [one])
+    return found
+
+
+def told_errors(chip: Chip, samples: Sequence[Sample], dtypes: Sequence[str]) -> tuple[Error, ...]:
+    """The errors by kind; the step's on each whole model is with constants from the others."""
+    main = [s for s in samples if s.case.dtype == dtypes[0]]
+    found = [
+        _error(chip, f"gemm {d}", [s for s in samples if s.case.dtype == d], ("gemm",))
+        for d in dtypes
+    ]
+    found += [
+        _error(chip, "attention", main, ("attention",)), _error(chip, "light", main, LIGHT),
+        _error(chip, "forward", main, ("forward",)),
+    ]  # fmt: skip
+    steps = of_kind(main, "step")
+    logs = _left_out(chip, main)
+    wide = chip.constants.step.error
+    found.append(Error(
+        kind="step", fitted=_rounded(errors(chip, steps)), held=_rounded(logs),
+        inside=statistics.fmean(abs(x) <= wide for x in logs), n_fitted=len(steps),
+        n_held=len(logs),
+    ))  # fmt: skip
+    return tuple(found)
+
+
+def _error(chip: Chip, name: str, samples: Sequence[Sample], kinds: Sequence[str]) -> Error:
+    used, held = of_kind(samples, *kinds), of_kind(samples, *kinds, held=True)
+    return Error(
+        kind=name, fitted=_rounded(errors(chip, used)) if used else None,
+        held=_rounded(errors(chip, held)) if held else None,
+        inside=round(inside(chip, held), 3) if held else None, n_fitted=len(used),
+        n_held=len(held),
+    )  # fmt: skip
+
+
+def _rounded(logs: Sequence[float]) -> float:
+    return round(mean_error(logs), 4)
+
+
+def alignment(samples: Sequence[Sample], rate: float, dtype: str) -> tuple[tuple[int, float], ...]:
+    """Time an operation of products whose widths are no multiples, over that of one whose are."""
+    at = {s.case: s.seconds / s.case.flops for s in samples if s.case.kind == "gemm"}
+    first, *rest = (at[case] for case in aligned(rate, dtype))
+    return tuple((m, round(one / first, 3)) for m, one in zip(MULTIPLES, rest, strict=True))

@@ -1,0 +1,144 @@
+"""The machine at hand: what it is called, and the chip that a calibration starts from."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from msgspec.structs import replace
+
+from scantling.errors import FieldError, UnknownNameError
+from scantling.hardware import Chip, Rates, chip
+from scantling.hardware.constants import Constants, constants
+
+SOURCE = "calibrate"
+"""Key of the bibliography for what was measured at hand."""
+
+
+def need_software() -> None:
+    """Raise one line that says what to install where torch or scipy is missing.
+
+    Raises:
+        FieldError: If one of them cannot be found.
+    """
+    for module, extra in (("torch", "lab"), ("scipy", "fit")):
+        if find_spec(module) is None:
+            raise FieldError("calibrate", None, f"needs {module}", "pip install 'scantling[lab,fit]'"
+                             if extra == "lab" else "pip install 'scantling[fit]'")  # fmt: skip
+
+
+def check_device(device: str) -> None:
+    """Raise one line where a device is not one, or is not here.
+
+    Raises:
+        FieldError: If it is none of ``cpu`` and ``cuda``, or torch finds no such.
+    """
+    if device not in {"cpu", "cuda"}:
+        raise FieldError("device", device, "is not known", "use cpu or cuda")
+    if device == "cuda":
+        import torch
+
+        if not torch.cuda.is_available():
+            raise FieldError("device", device, "is not here: torch finds no CUDA device", "use cpu")
+
+
+def software() -> tuple[tuple[str, str], ...]:
+    """What measures: Python, torch, scantling."""
+    return (("scantling", version("scantling")), ("torch", version("torch")),
+            ("python", platform.python_version()), ("system", platform.platform(terse=True)))  # fmt: skip
+
+
+def load_per_core() -> float:
+    """Programs that want to run, per core, over the last minute; 0 where the system does not say."""
+    try:
+        return os.getloadavg()[0] / (os.cpu_count() or 1)
+    except OSError:
+        return 0.0
+
+
+def cpu_name(text: str) -> tuple[str, str]:
+    """Vendor and name in the text of ``/proc/cpuinfo``; empty where it does not say.
+
+    Example:
+        >>> cpu_name("vendor_id : AuthenticAMD\\nmodel name\\t: AMD EPYC 9654 96-Core Processor\\n")
+        ('AMD', 'AMD EPYC 9654 96-Core Processor')
+    """
+    found = dict(re.findall(r"^(vendor_id|model name)\s*:\s*(.*)$", text, re.MULTILINE))
+    vendor = {"AuthenticAMD": "AMD", "GenuineIntel": "Intel"}.get(found.get("vendor_id", ""), "")
+    return vendor, re.sub(r"\s+", " ", found.get("model name", "")).strip()
+
+
+def first_chip(device: str, threads: int, rates: Rates, bandwidth: float) -> Chip:
+    """The chip before its constants are fitted.
+
+    Args:
+        device: ``cpu`` or ``cuda``.
+        threads: Of the CPU.
+        rates: The fastest products seen.
+        bandwidth: Bytes per second of a large copy, read and written.
+    """
+    return _cuda(rates, bandwidth) if device == "cuda" else _cpu(threads, rates, bandwidth)
+
+
+def _cpu(threads: int, rates: Rates, bandwidth: float) -> Chip:
+    info = Path("/proc/cpuinfo")
+    vendor, name = cpu_name(info.read_text("utf-8", "replace")) if info.exists() else ("", "")
+    name = name or platform.processor() or platform.machine()
+    return Chip(
+        key=_slug(f"{name} {threads} threads"), name=f"{name}, {threads} threads",
+        vendor=vendor or "unknown", architecture=platform.machine(), rates=rates,
+        constants=_measured(constants((platform.machine(),), "")), memory_bytes=_ram(),
+        memory_kind="RAM", memory_bytes_per_s=bandwidth, sm_count=threads, sources=(SOURCE,),
+        notes="Rates are those of the fastest products seen, the bandwidth that of a large copy; "
+        "what fits in a cache can be faster than the bandwidth.",
+    )  # fmt: skip
+
+
+def _ram() -> int:
+    """Bytes of memory of this machine."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _cuda(rates: Rates, bandwidth: float) -> Chip:
+    """The chip of the catalogue with that name, or one made of what the driver says."""
+    import torch
+
+    found = torch.cuda.get_device_properties(0)
+    family = f"{found.major}.{found.minor}"
+    try:
+        known = chip(found.name)
+    except UnknownNameError:
+        return Chip(
+            key=_slug(found.name), name=found.name, vendor="NVIDIA", architecture=family,
+            compute_capability=family, rates=rates, constants=_measured(constants((family,), "")),
+            memory_bytes=found.total_memory, memory_kind="device", memory_bytes_per_s=bandwidth,
+            sm_count=found.multi_processor_count, sources=(SOURCE,),
+            notes="Rates are those of the fastest products seen, the bandwidth that of a copy.",
+        )  # fmt: skip
+    return replace(known, key=f"{known.key}-calibrated", constants=_measured(known.constants),
+                   sources=(*known.sources, SOURCE))  # fmt: skip
+
+
+def _measured(c: Constants) -> Constants:
+    """The constants that will be fitted, marked as measured; what nobody measures stays assumed."""
+    made: dict[str, Any] = {
+        name: replace(getattr(c, name), kind="measured", widen=1.0, sources=(SOURCE,),
+                      note="Measured on this machine.")
+        for name in ("gemm", "attention", "elementwise", "step")
+    }  # fmt: skip
+    return replace(c, **made)
+
+
+def _slug(name: str) -> str:
+    """A name as a key.
+
+    Example:
+        >>> _slug("AMD EPYC, 2 threads")
+        'amd-epyc-2-threads'
+    """
+    return "-".join(re.findall(r"[a-z0-9]+", name.lower()))
