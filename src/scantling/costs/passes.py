@@ -127,7 +127,7 @@ def _kernels(op: Op, recipe: Recipe, chip: Chip) -> Iterator[tuple[str, Num, Num
 
 
 def _product(op: Op, recipe: Recipe, chip: Chip) -> Iterator[tuple[str, Num, Num]]:
-    """Y = x W, then dx = dy Wᵀ and dW = xᵀ dy: three products of one size.
+    """y = x W, then dx = dy Wᵀ and dW = xᵀ dy: three products of one size.
 
     Routed experts are one grouped product: rows are spread evenly over the experts of the rank.
     """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from scantling.costs.estimate import DAY_S, step_factor
+from scantling.costs.estimate import DAY_S
 from scantling.errors import FieldError
 from scantling.hardware import Chip
 from scantling.laws import Features, law
@@ -23,7 +23,7 @@ def flops_of(days: float, chip: Chip, n_gpu: int, dtype: str) -> int:
     kernels.
     """
     rate = chip.rate(dtype) * chip.constants.gemm.matmul_at(dtype)
-    return int(days * DAY_S * n_gpu * rate / step_factor("training", chip).factor)
+    return int(days * DAY_S * n_gpu * rate / chip.constants.step.matmul)
 
 
 def size_of(
