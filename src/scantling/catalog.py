@@ -30,7 +30,7 @@ DECORATION = re.compile(
     r"hf|it|pt|chat|instruct|base|text|exp|preview|thinking|original|meta|nvidia|gguf|awq|gptq"
     r"|dynamic|bf16|fp16|mxfp8|fp8|nvfp4|mxfp4|fp4|int8|int4|w\d+a\d+|\d+k|\d{4}|v\d+\.\d+|v1"
 )
-"""Words of a name that say how weights were tuned, stored or dated, and not what shape they have."""
+"""Words of a name that say how weights were tuned, stored or dated, and not their shape."""
 SIZE = re.compile(r"(?:\d+x)?a?\d+(?:\.\d+)?[bm]")
 SIZE_TOLERANCE = 0.25
 """Share by which a size stated beside a name may miss the count: 1.3 is said of 1.42 billion."""
@@ -47,6 +47,8 @@ class Named(Struct, frozen=True):
     config: dict[str, Any]
     mtp_passes: int | None = None
     """Runs of the modules that predict later tokens, in training; None is once each."""
+    also: tuple[str, ...] = ()
+    """Other names of the same size and shape."""
     tuned_from: str | None = None
     """The model whose shape and weights it began with."""
 
@@ -73,7 +75,8 @@ def named() -> dict[str, Named]:
     found = {}
     for name, entry in read_data("models.toml").items():
         config = {k: None if v == "null" else v for k, v in entry.pop("config").items()}
-        found[name] = Named(name=name, config=config, **entry)
+        also = tuple(entry.pop("also", ()))
+        found[name] = Named(name=name, config=config, also=also, **entry)
     return found
 
 
@@ -94,7 +97,8 @@ def loaded(name: str) -> Loaded:
 def _plain_names() -> dict[str, str]:
     """Names of the catalogue by their plain names and hub ids; built once, not once a model."""
     hubs = {plain(v.hub): k for k, v in named().items() if v.hub}
-    return {plain(k): k for k in named()} | hubs
+    others = {plain(other): k for k, v in named().items() for other in v.also}
+    return {plain(k): k for k in named()} | hubs | others
 
 
 def resolve(name: str, billions: float | None = None) -> Loaded:
@@ -164,7 +168,7 @@ def _indexes() -> tuple[tuple[Callable[[str], str], dict[str, tuple[str, ...]]],
     def index(reduce: Callable[[str], str]) -> dict[str, tuple[str, ...]]:
         found: dict[str, dict[str, None]] = {}
         for key, entry in sorted(named().items(), key=lambda item: item[1].released):
-            for text in (key, entry.hub.rpartition("/")[2].lower()):
+            for text in (key, entry.hub.rpartition("/")[2].lower(), *entry.also):
                 if reduce(text):
                     found.setdefault(reduce(text), {})[key] = None
         return {text: tuple(keys) for text, keys in found.items()}
@@ -237,6 +241,11 @@ def load(given: str | Path | dict[str, Any] | Spec, *, assume: bool = False) -> 
         return _from_config(config, name, notes, assume)
     if path.suffix in {".json", ".safetensors", ".gguf"}:
         raise FieldError("model", text, "does not exist")
+    return _by_name(text, assume)
+
+
+def _by_name(text: str, assume: bool) -> Loaded:
+    """A name of the catalogue, a hub id, or another spelling of a name."""
     try:
         return loaded(text)
     except UnknownNameError as error:

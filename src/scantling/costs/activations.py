@@ -30,7 +30,7 @@ from msgspec import Struct
 from scantling.arith import Num, maximum, minimum, product
 from scantling.costs.ranks import Placed
 from scantling.spec import dtype_bytes
-from scantling.spec.plan import Plan, Recipe
+from scantling.spec.plan import Adapter, Plan, Prompt, Recipe
 
 STREAM_NORMS = ("pre_norm", "final_norm")
 """Norms whose output several products read."""
@@ -164,8 +164,12 @@ class _Fold:
                 return 0  # a second norm of the same stream reads the same tensor
             self.norm_kept = self.norm_kept or leaf.endswith("pre_norm")
             return op.m * op.n * self.b
-        scaled = 0 if self.frozen or not op.tensors else self.b
+        trained = not self.frozen or self._scales()
+        scaled = self.b if trained and op.tensors else 0
         return op.m * op.n * (4 + scaled)
+
+    def _scales(self) -> bool:
+        return isinstance(self.recipe.adapter, Prompt) and self.recipe.adapter.scales
 
     def _product(self, placed: Placed, leaf: str) -> tuple[Any, Any]:
         op = placed.op
@@ -190,19 +194,31 @@ class _Fold:
             grad = made
         if op.part == "router":
             left = left + op.m * op.n * 4
+        if isinstance(self.recipe.adapter, Prompt):
+            left = left + self._prompted(placed, leaf)
         return left, grad
+
+    def _prompted(self, placed: Placed, leaf: str) -> Any:
+        """The output of a product that is scaled, and what attention made of the prompts."""
+        adapter = self.recipe.adapter
+        assert isinstance(adapter, Prompt)
+        op = placed.op
+        scaled = op.m * op.n * self.b if adapter.scales else 0
+        return scaled + (op.m * op.k * self.b if leaf == "o" else 0)
 
     def _trains(self, leaf: str) -> bool:
         """Whether a gradient of a product's weight, or of an adapter on it, is wanted."""
         adapter = self.recipe.adapter
         if adapter is None or adapter.packed:  # packed products keep their input all the same
             return True
+        if isinstance(adapter, Prompt):
+            return False
         return not adapter.targets or any(_named(leaf, t) for t in adapter.targets)
 
     def _adapter(self, placed: Placed, read: Any) -> Any:
         """What an adapter beside a product keeps: its outputs, and the mask of its dropout."""
         adapter = self.recipe.adapter
-        if adapter is None:
+        if not isinstance(adapter, Adapter):
             return 0
         wanted: Any = 0
         for t in placed.op.tensors:

@@ -12,36 +12,35 @@ from typing import Any
 from msgspec import Struct
 
 from scantling.arith import Num, product, wide
-from scantling.costs.kernels import attention_time, elementwise_time, stream_time
+from scantling.costs.kernels import attention_time, elementwise_time, gemm_time, stream_time
 from scantling.costs.ranks import Placed
-from scantling.costs.time import product_time
 from scantling.hardware import Chip
 from scantling.hardware.constants import StepConstants
 from scantling.hardware.curve import interpolate
 from scantling.ops import Op
-from scantling.spec import Workload
 from scantling.spec.plan import Recipe
-from scantling.spec.workload import dtype_bytes, plain_dtype
+from scantling.spec.workload import dtype_bytes
 
 NARROW = {"fp8", "fp8-block", "mxfp8", "nvfp4"}
 """Recipes whose products in the layers are narrower than 16 bits."""
 NARROW_PARTS = {"attention", "mixer", "ffn", "shared_experts", "experts"}
 """Parts those products are in: attention cores, router and head stay in 16 bits."""
-QUANTISED_BYTES = 4
-"""Bytes that making a narrow copy of a 16-bit element moves: read 2, write 1, and 1 transposed."""
+PERMUTED_BYTES = 4
+"""Bytes that sorting the rows of 16-bit elements by expert moves: read 2, write 2."""
 SCORE_BYTES = 11
 """Bytes an unfused attention moves for each pair of query and key and each head, forward: scores
 written (2), read and written by the softmax (4), read and written by dropout (4) with its mask
 (1); the two products read and write them besides. Backward as much again and half."""
 
-KINDS = ("matmul", "narrow", "experts", "experts_narrow", "attention", "scan", "light", "loss",
-         "kernels")  # fmt: skip
-"""Kinds of work: products in 16 bits, in the recipe's narrower dtype, grouped products in both,
-attention cores, scans, work that moves bytes, the loss over the vocabulary; and how many kernels are launched."""
-
 
 class Work:
-    """Seconds of kernels by kind of work, and the number of kernels."""
+    """Seconds of kernels by kind of work, and what is counted.
+
+    Kinds: ``matmul`` and ``experts`` are products in 16 bits, plain and grouped, ``narrow`` and
+    ``experts_narrow`` those in the recipe's narrower dtype; ``attention``; ``scan``; ``light`` is
+    work that moves bytes; ``kernels`` and ``waits`` count launches, and layers of experts for
+    whose sizes the host waits.
+    """
 
     __slots__ = ("of",)
 
@@ -61,12 +60,12 @@ class Work:
     def seconds(self, c: StepConstants, recipe: Recipe) -> Num:
         """What it takes inside a step: each kind times its factor, and the gaps between kernels."""
         narrow = c.matmul_at(recipe.dtype)
-        light = c.fused if recipe.fused else c.eager
         factors = {
             "matmul": c.matmul, "narrow": narrow, "experts": c.experts * c.matmul,
             "experts_narrow": c.experts * narrow,
             "attention": c.attention_at(recipe.attention), "scan": c.scan,
-            "light": light, "loss": c.loss * light,
+            "light": c.fused if recipe.fused else c.eager,
+            "cold": c.cold, "waits": c.wait_experts_s,
             "kernels": c.gap_fused_s if recipe.fused else c.gap_eager_s,
         }  # fmt: skip
         total: Num = 0.0
@@ -127,29 +126,38 @@ def _kernels(op: Op, recipe: Recipe, chip: Chip) -> Iterator[tuple[str, Num, Num
 
 
 def _product(op: Op, recipe: Recipe, chip: Chip) -> Iterator[tuple[str, Num, Num]]:
-    """y = x W, then dx = dy Wᵀ and dW = xᵀ dy: three products of one size.
+    """y = x W, with x (m × k), W (k × n), then dx = dy Wᵀ (m × n by n × k) and dW = xᵀ dy
+    (k × m by m × n).
 
-    Routed experts are one grouped product: rows are spread evenly over the experts of the rank.
+    Routed experts are grouped products, rows spread evenly over the experts of the rank; their
+    rows are gathered before the first product and summed after the last.
     """
     narrow = recipe.dtype in NARROW and op.part in NARROW_PARTS
-    dtype = recipe.dtype.removesuffix("-block") if narrow else wide_dtype(recipe)
+    dtype = recipe.dtype if narrow else wide_dtype(recipe)
     launched = wide(op.times)
-    weights: Any = 0
-    for t in op.tensors:
-        held: Any = product(t.each(), op.times)
-        weights = weights + (held if t.experts is None else held * t.experts)
-    rows: Any = product(op.m, op.repeat)
-    once = product_time(op, Workload("train", dtype=plain_dtype(dtype)), chip).value_s
+    m, groups = op.m, op.repeat / op.times
+    held = next((t.experts for t in op.tensors if t.experts is not None), None)
+    if held is not None:
+        m, groups = op.m * groups / held, held
+    forward = gemm_time(chip, dtype, m, op.n, op.k, groups, launched).value_s
+    inputs = gemm_time(chip, dtype, m, op.k, op.n, groups, launched).value_s
+    weights = gemm_time(chip, dtype, op.k, op.n, m, groups, launched).value_s
     kind = "experts" if op.part == "experts" else "matmul"
+    if op.part == "lm_head":
+        light = elementwise_time(chip, product(op.m, op.n) * loss_bytes(recipe), 0).value_s
+        yield "light", light / 2, light / 2
+    if kind == "experts":
+        moved: Any = op.k if op.name.endswith("experts_up") else op.n
+        light = elementwise_time(chip, product(op.m, op.repeat, moved, PERMUTED_BYTES), 0).value_s
+        yield "light", light, light
+        if not recipe.sized_experts:
+            yield "waits", launched / 2, launched
     if narrow:
         kind = "narrow" if kind == "matmul" else "experts_narrow"
-        copied = rows * (op.n + 2 * op.k) + weights
-        light = elementwise_time(chip, copied * (QUANTISED_BYTES / 3), 0).value_s
-        yield "light", light, 2 * light
-    if op.part == "lm_head":
-        light = elementwise_time(chip, rows * op.n * loss_bytes(recipe), 0, 1).value_s
-        yield "loss", light / 2, light / 2
-    yield kind, once, 2 * once
+    moved = (op.m + 0.0) * op.repeat * (op.n + op.k) * 2.0
+    cold = elementwise_time(chip, moved, 0).value_s
+    yield "cold", cold, 2 * cold
+    yield kind, forward, inputs + weights
     yield "kernels", launched, 2 * launched
 
 
@@ -197,9 +205,8 @@ def _attention(op: Op, recipe: Recipe, chip: Chip) -> Iterator[tuple[str, Num, N
 
 def _light(op: Op, chip: Chip) -> Iterator[tuple[str, Num, Num]]:
     """Work that moves bytes: forward once, backward twice (the gradient comes in as well)."""
-    once = elementwise_time(
-        chip, product(op.elements, op.m, op.repeat) * 2, 0, wide(op.times)
-    ).value_s
+    added = 3 if op.name.endswith(".residual") else 2  # reads two streams
+    once = elementwise_time(chip, product(op.elements, op.m, op.repeat) * added, 0).value_s
     launched = wide(op.times)
     yield "light", once, 2 * once
     yield "kernels", launched, launched

@@ -16,15 +16,21 @@ from scantling.costs.kernels import (
     attention_time,
     elementwise_time,
     gemm_time,
+    grouped_time,
     stream_time,
 )
 from scantling.costs.kernels.time import NO_TIME
 from scantling.hardware import Chip
+from scantling.hardware.constants.elementwise import Light
 from scantling.ops import Op
 from scantling.spec import Workload, dtype_bytes
 
 LAUNCHED = {"matmul", "attention", "scan", "norm"}
 """Kinds with a kernel of their own; lighter work is fused into them by every runtime."""
+
+
+LIGHT: dict[str, Light] = {"norm": "norm", "elementwise": "activation"}
+"""Which constants light work takes, by its kind."""
 
 
 def weight_elements(op: Op) -> Num:
@@ -74,28 +80,36 @@ def op_time(op: Op, workload: Workload, chip: Chip) -> Time:
         return product_time(op, workload, chip)
     if op.kind == "scan":
         return stream_time(chip, workload.dtype, flops, moved, launches)
-    return elementwise_time(chip, moved, launches, wide(op.times))
+    return elementwise_time(chip, moved, launches, LIGHT.get(op.kind, "copy"))
 
 
 def product_time(op: Op, workload: Workload, chip: Chip) -> Time:
     """The time of a product: one kernel an occurrence, batched where it repeats within one.
 
-    A product with experts is one of each expert that is touched, its rows (its depth, in the
-    gradient of weights) the tokens that fall to each.
+    Products of routed experts are grouped: the experts that a batch touches, each token in
+    ``top_k`` of them. In the gradient of their weights tokens are the depth.
     """
-    m, k = op.m, op.k
-    groups: Any = op.repeat / op.times
     if op.experts is not None and op.top_k is not None:
         depth = op.backward and not op.tensors
-        tokens: Any = k if depth else m
-        groups = touched(op.experts, op.top_k, tokens)
-        each: Any = tokens * op.top_k / groups
-        m, k = (m, each) if depth else (each, k)
+        tokens: Any = op.k if depth else op.m
+        reached = touched(op.experts, op.top_k, tokens)
+        k = op.m if depth else op.k
+        return grouped_time(chip, workload.dtype, tokens * op.top_k, op.n, k, reached, op.times)
     cache: Any = 0
     if op.cache is not None:
         kept = cache_bytes(op.cache, workload.context, workload.kv_dtype)
         cache = kept * workload.batch / op.times
-    return gemm_time(chip, workload.dtype, m, op.n, k, groups, op.times, cache)
+    groups: Any = op.repeat / op.times
+    return gemm_time(chip, workload.dtype, op.m, op.n, op.k, groups, op.times, cache,
+                     widths=row_widths(op))  # fmt: skip
+
+
+def row_widths(op: Op) -> tuple[Num, ...]:
+    """Widths of a product's rows in memory: of each matrix it holds, or its columns and depth."""
+    shapes = [t.shape for t in op.tensors if len(t.shape) > 1]
+    if not shapes:
+        return (op.n, op.k)
+    return tuple(width for shape in shapes for width in shape[-2:])
 
 
 def total_time(ops: Sequence[Op], workload: Workload, chip: Chip) -> Time:

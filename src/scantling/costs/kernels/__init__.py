@@ -3,9 +3,10 @@
 from scantling.costs.kernels.attention import attention_time
 from scantling.costs.kernels.collective import collective_time
 from scantling.costs.kernels.elementwise import elementwise_time
-from scantling.costs.kernels.gemm import gemm_time, stream_time
+from scantling.costs.kernels.gemm import gemm_time, grouped_time, stream_time
 from scantling.costs.kernels.time import Time
 
 __all__ = [
-    "Time", "attention_time", "collective_time", "elementwise_time", "gemm_time", "stream_time",
+    "Time", "attention_time", "collective_time", "elementwise_time", "gemm_time",
+    "grouped_time", "stream_time",
 ]  # fmt: skip

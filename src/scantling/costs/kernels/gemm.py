@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, cast
 
-from scantling.arith import Num, log2, maximum, minimum, product
-from scantling.costs.kernels.time import Time, within
+from scantling.arith import Num, maximum, minimum, product
+from scantling.costs.kernels.misaligned import misaligned
+from scantling.costs.kernels.scatter import scattered
+from scantling.costs.kernels.time import Time
 from scantling.hardware import Chip
 from scantling.hardware.constants import ProductConstants
 from scantling.hardware.constants.gemm import REFERENCE, TILE
-from scantling.hardware.curve import interpolate
 from scantling.spec import dtype_bytes
 
 OUTPUT_BYTES = 2
 """Products of narrow inputs leave 16-bit numbers."""
-SHORTEST_S = 1e-9
 DROOPS = (1e7, 1e14)
 """FLOPs between which a longer product is slower; no measurement lies outside."""
 
 
 def gemm_time(
     chip: Chip, dtype: str, m: Num, n: Num, k: Num, groups: Num = 1, launches: Num = 1,
-    cache_bytes: Num = 0,
+    cache_bytes: Num = 0, *, narrowed: bool = False,
+    widths: tuple[Num, ...] | None = None,
 ) -> Time:  # fmt: skip
     """An (m × k) by (k × n) product, or ``groups`` of them in one kernel.
 
@@ -33,7 +33,7 @@ def gemm_time(
         droop   = (FLOPs / FLOPs of the reference)^−droop
         compute = FLOPs × lost / (peak × matmul × shape × droop / shape of the reference)
         memory  = bytes / (bandwidth factor × bandwidth)
-        time    = (compute^p + memory^p)^(1/p) + launch + k × step + quantising
+        time    = ((compute^p + memory^p)^(1/p) + launch + k × step + quantising) × misaligned
 
     A short depth pays for filling and emptying the pipeline of each tile, a small output leaves
     SMs without work. The reference is 8192 × 8192 × 8192, so ``matmul`` is what that one reaches.
@@ -52,6 +52,9 @@ def gemm_time(
         groups: Products alike in one kernel.
         launches: Such kernels one after another.
         cache_bytes: What else one kernel reads.
+        widths: What has to fill a load (``misaligned``); by default n and k, which products side
+            by side in one kernel have for each.
+        narrowed: Whether the rows already come in a narrow dtype, so that no pass brings them.
 
     Example:
         >>> from scantling.hardware import chip
@@ -69,12 +72,14 @@ def gemm_time(
         compute = compute * lost(chip, g, m, n, groups)
     memory = moved / (bandwidth * g.bandwidth_factor)
     added = g.launch_s + k * g.step_s
-    if g.quantise:
+    if g.quantise and not narrowed:
         brought = product(m, k + g.quantise_row, groups, OUTPUT_BYTES + dtype_bytes(dtype))
         added = added + brought / (bandwidth * g.quantise)
     value = _joined(compute, memory, g.sharpness) + added
     lower = maximum(flops / rate, moved / bandwidth)
-    return _time(g, m, lower, value, compute + memory + added).times(launches)
+    time = scattered(g, m, lower, lower, value, compute + memory + added)
+    penalty = misaligned(chip, dtype, *((n, k) if widths is None else widths))
+    return penalty.on(time).times(launches)
 
 
 def product_bytes(dtype: str, m: Num, n: Num, k: Num, groups: Num = 1) -> Num:
@@ -98,6 +103,52 @@ def reached(chip: Chip, g: ProductConstants, flops: Num, waves: Num, k: Num) -> 
     part = 1 + g.k_half / k + g.wave_half / waves
     flops = minimum(maximum(flops, DROOPS[0]), DROOPS[1])
     return minimum(g.matmul * whole / part * (flops / reference) ** -g.droop, 1.0)  # type: ignore[no-any-return]
+
+
+def grouped_time(
+    chip: Chip, dtype: str, rows: Num, n: Num, k: Num, touched: Num, launches: Num = 1,
+    passing: Num | None = None,
+) -> Time:  # fmt: skip
+    """Products of routed experts in one kernel: rows sorted by expert, each by its own weights.
+
+        FLOPs   = 2 n k (rows + pad × touched)
+        compute = FLOPs / (peak × matmul)
+        weights = s n k × touched / (bandwidth factor × bandwidth)
+        passed  = 2 (n + k) × passing rows × passes / bandwidth
+        time    = (compute^p + weights^p)^(1/p) + passed + launch
+
+    Each touched expert fills its last tile up. Rows are gathered before and scattered after, in
+    memory, so they pass through it more than once and beside the products. The gradient of
+    weights is the same with the weights written.
+
+    Args:
+        chip: Where.
+        dtype: What its inputs are.
+        rows: (token, expert) pairs that are worked out here.
+        n: Columns of an expert's matrix.
+        k: Its depth.
+        touched: Experts with at least one row.
+        launches: Such products one after another.
+        passing: Pairs that pass through memory, where more do than are worked out here.
+
+    Example:
+        >>> from scantling.hardware import chip
+        >>> few, many = (grouped_time(chip("h100"), "bf16", 64, 4096, 2048, e) for e in (8, 64))
+        >>> few.value_s < many.value_s
+        True
+    """
+    g = chip.constants.gemm.experts_at(dtype)
+    rate, bandwidth = chip.rate(dtype), chip.memory_bytes_per_s
+    own = product(rows, n, k, 2)
+    weights = product(touched, n, k) * dtype_bytes(dtype) / bandwidth
+    compute = (own + product(touched, n, k, 2.0 * g.pad_rows)) / (rate * g.matmul)
+    crossing = rows if passing is None else passing
+    passed = product(crossing, n + k, OUTPUT_BYTES) / bandwidth
+    added = passed * g.passes + g.launch_s
+    read = weights / g.bandwidth_factor
+    lower = maximum(own / rate, weights)
+    value = _joined(compute, read, g.sharpness) + added
+    return scattered(g, rows, lower, lower, value, compute + read + added).times(launches)
 
 
 def lost(chip: Chip, g: ProductConstants, m: Num, n: Num, groups: Num = 1) -> Num:
@@ -140,7 +191,7 @@ def stream_time(chip: Chip, dtype: str, flops: Num, moved: Num, launches: Num = 
     launch = launches * g.launch_s
     value = _joined(compute, memory, g.sharpness) + launch
     lower = maximum(flops / rate, moved / bandwidth)
-    return _time(g, TILE, lower, value, compute + memory + launch)
+    return scattered(g, TILE, lower, lower, value, compute + memory + launch)
 
 
 def _joined(compute: Num, memory: Num, p: float) -> Num:
@@ -148,15 +199,3 @@ def _joined(compute: Num, memory: Num, p: float) -> Num:
     longer: Num = maximum(compute, memory)
     shorter: Num = minimum(compute, memory)
     return longer * (1 + (shorter / longer) ** p) ** (1 / p)
-
-
-def _time(g: ProductConstants, m: Num, lower: Num, value: Num, upper: Num) -> Time:
-    """The value with its interval; an upper bound never cuts the interval short."""
-    scale = 2 ** (_curve(m, g.spread_rows) + _curve(maximum(lower, SHORTEST_S), g.spread_s))
-    below, above = math.e ** (g.below * g.widen * scale), math.e ** (g.above * g.widen * scale)
-    return within(lower, value, maximum(upper, value * above), below, above)
-
-
-def _curve(x: Num, points: tuple[tuple[float, float], ...]) -> Num:
-    """Straight pieces over the logarithm of x."""
-    return interpolate(log2(x), tuple((math.log2(at), y) for at, y in points))

@@ -12,21 +12,31 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from scantling.hardware.constants.alignment import AlignmentConstants
 from scantling.hardware.constants.attention import AttentionConstants
 from scantling.hardware.constants.collective import CollectiveConstants
 from scantling.hardware.constants.elementwise import ElementwiseConstants
-from scantling.hardware.constants.fitted import Fitted, constants_file, inherit, overlaid
-from scantling.hardware.constants.gemm import GemmConstants, ProductConstants
+from scantling.hardware.constants.fitted import (
+    Fitted,
+    Scattered,
+    constants_file,
+    inherit,
+    overlaid,
+)
+from scantling.hardware.constants.gemm import GemmConstants, GroupedConstants, ProductConstants
 from scantling.hardware.constants.step import StepConstants
 
 __all__ = [
+    "AlignmentConstants",
     "AttentionConstants",
     "CollectiveConstants",
     "Constants",
     "ElementwiseConstants",
     "Fitted",
     "GemmConstants",
+    "GroupedConstants",
     "ProductConstants",
+    "Scattered",
     "StepConstants",
     "constants",
 ]
@@ -40,6 +50,7 @@ class Constants(Struct, frozen=True, forbid_unknown_fields=True):
     elementwise: ElementwiseConstants
     collective: CollectiveConstants
     step: StepConstants
+    alignment: AlignmentConstants
 
 
 @functools.cache

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from scantling.hardware.constants.fitted import Fitted
+from scantling.hardware.constants.fitted import Scattered
 from scantling.spec.workload import plain_dtype
 
 REFERENCE = 8192
 """``matmul`` is the fraction that a product of so many rows, columns and depth reaches."""
 TILE = 128
 """Edge of the output tile in which waves are counted."""
-BLOCK_SCALED = {"fp8block", "mxfp8", "fp8b", "fp8blockwise"}
+BLOCK_SCALED = {"fp8block", "mxfp8"}
 """Spellings of FP8 with a scale for each block, without punctuation."""
 
 
-class ProductConstants(Fitted, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ProductConstants(Scattered, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What products of one precision reach; ``costs.kernels.gemm`` has the formula.
 
     Args:
@@ -34,10 +34,6 @@ class ProductConstants(Fitted, frozen=True, kw_only=True, forbid_unknown_fields=
         tiles: (rows, columns, rate) of the output tiles a library chooses among, their rates
             relative to the best; none where counting tiles did not lower the error.
         waste: Share of an unfilled tile and wave that is lost.
-        spread_rows: (rows, log2 of a scale): how far off products of so many rows are.
-        spread_s: (seconds of the lower bound, log2 of a scale): the same by length.
-        below: The 90 % interval reaches down to time / exp(below × both scales).
-        above: And up to time × exp(above × both scales).
     """
 
     matmul: float
@@ -54,10 +50,28 @@ class ProductConstants(Fitted, frozen=True, kw_only=True, forbid_unknown_fields=
     quantise_row: float = 0.0
     tiles: tuple[tuple[int, int, float], ...] = ()
     waste: float = 0.0
-    spread_rows: tuple[tuple[float, float], ...] = ((1, 0.0),)
-    spread_s: tuple[tuple[float, float], ...] = ((1e-4, 0.0),)
-    below: float = 0.2
-    above: float = 0.2
+
+
+class GroupedConstants(Scattered, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What products of routed experts reach, routing, gathering and scattering counted in.
+
+    Args:
+        matmul: Fraction of the peak.
+        bandwidth_factor: Fraction of the memory bandwidth at which weights are read.
+        launch_s: What each product costs beside.
+        sharpness: p of the p-norm that joins compute and weights.
+        pad_rows: Rows that each touched expert works out beside its own: an unfilled tile.
+        passes: Times that the rows in and out of a product pass through memory.
+        error: Median absolute relative error on models left out.
+    """
+
+    matmul: float
+    bandwidth_factor: float
+    launch_s: float
+    sharpness: float
+    pad_rows: float
+    passes: float
+    error: float
 
 
 class GemmConstants(ProductConstants, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -67,14 +81,22 @@ class GemmConstants(ProductConstants, frozen=True, kw_only=True, forbid_unknown_
         fp8: FP8 or INT8 with a scale for each tensor or row.
         fp8_block: FP8 with a scale for each block (DeepSeek-V3's 128 × 128, MXFP8).
         fp4: FP4 with a scale for each block.
+        experts: Products of routed experts with 16-bit inputs.
+        experts_fp8: The same with FP8 and a scale for each tensor.
+        experts_fp8_block: The same with a scale for each block.
+        experts_fp4: The same with FP4.
     """
 
     fp8: ProductConstants
     fp8_block: ProductConstants
     fp4: ProductConstants
+    experts: GroupedConstants
+    experts_fp8: GroupedConstants
+    experts_fp8_block: GroupedConstants
+    experts_fp4: GroupedConstants
 
     def at(self, dtype: str) -> ProductConstants:
-        """The constants of a precision.
+        """The constants of products in a precision.
 
         Example:
             >>> from scantling.hardware import chip
@@ -82,12 +104,15 @@ class GemmConstants(ProductConstants, frozen=True, kw_only=True, forbid_unknown_
             >>> g.at("mxfp8") == g.fp8_block, g.at("fp8_e4m3") == g.fp8, g.at("fp16") == g
             (True, True, True)
         """
-        if "".join(c for c in dtype.lower() if c.isalnum()) in BLOCK_SCALED:
-            return self.fp8_block
-        plain = plain_dtype(dtype)
-        if plain in {"fp8", "int8"}:
-            return self.fp8
-        return self.fp4 if plain in {"fp4", "int4"} else self
+        name = precision(dtype)
+        found: ProductConstants = getattr(self, name) if name else self
+        return found
+
+    def experts_at(self, dtype: str) -> GroupedConstants:
+        """The constants of products of routed experts in a precision."""
+        name = precision(dtype)
+        found: GroupedConstants = getattr(self, f"experts_{name}" if name else "experts")
+        return found
 
     def matmul_at(self, dtype: str) -> float:
         """The fraction of that dtype's peak a large product reaches."""
@@ -96,3 +121,15 @@ class GemmConstants(ProductConstants, frozen=True, kw_only=True, forbid_unknown_
     def matmul_error_at(self, dtype: str) -> float:
         """The error of a product's time at that dtype."""
         return self.at(dtype).matmul_error
+
+
+def precision(dtype: str) -> str:
+    """Which narrow precision a dtype is: ``fp8``, ``fp8_block``, ``fp4``; empty for wider ones.
+
+    Example:
+        >>> [precision(dtype) for dtype in ("bf16", "fp8_e4m3", "fp8_block", "mxfp8", "nvfp4")]
+        ['', 'fp8', 'fp8_block', 'fp8_block', 'fp4']
+    """
+    if "".join(c for c in dtype.lower() if c.isalnum()) in BLOCK_SCALED:
+        return "fp8_block"
+    return {"fp8": "fp8", "int8": "fp8", "fp4": "fp4", "int4": "fp4"}.get(plain_dtype(dtype), "")
