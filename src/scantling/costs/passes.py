@@ -12,12 +12,14 @@ from typing import Any
 from msgspec import Struct
 
 from scantling.arith import Num, product, wide
-from scantling.costs.kernels import attention_time, elementwise_time, gemm_time, stream_time
+from scantling.costs.kernels import elementwise_time, gemm_time, stream_time, training_time
 from scantling.costs.ranks import Placed
+from scantling.costs.time import attention_shape
 from scantling.hardware import Chip
 from scantling.hardware.constants import StepConstants
 from scantling.hardware.curve import interpolate
 from scantling.ops import Op
+from scantling.spec import Workload
 from scantling.spec.plan import Recipe
 from scantling.spec.workload import dtype_bytes
 
@@ -38,7 +40,7 @@ class Work:
 
     Kinds: ``matmul`` and ``experts`` are products in 16 bits, plain and grouped, ``narrow`` and
     ``experts_narrow`` those in the recipe's narrower dtype; ``attention``; ``scan``; ``light`` is
-    work that moves bytes; ``kernels`` and ``waits`` count launches, and layers of experts for
+    work that moves bytes, ``loss`` that over the vocabulary; ``kernels`` and ``waits`` count launches, and layers of experts for
     whose sizes the host waits.
     """
 
@@ -60,11 +62,12 @@ class Work:
     def seconds(self, c: StepConstants, recipe: Recipe) -> Num:
         """What it takes inside a step: each kind times its factor, and the gaps between kernels."""
         narrow = c.matmul_at(recipe.dtype)
+        light = c.fused if recipe.fused else c.eager
         factors = {
             "matmul": c.matmul, "narrow": narrow, "experts": c.experts * c.matmul,
             "experts_narrow": c.experts * narrow,
             "attention": c.attention_at(recipe.attention), "scan": c.scan,
-            "light": c.fused if recipe.fused else c.eager,
+            "light": light, "loss": c.loss * light,
             "cold": c.cold, "waits": c.wait_experts_s,
             "kernels": c.gap_fused_s if recipe.fused else c.gap_eager_s,
         }  # fmt: skip
@@ -144,8 +147,8 @@ def _product(op: Op, recipe: Recipe, chip: Chip) -> Iterator[tuple[str, Num, Num
     weights = gemm_time(chip, dtype, op.k, op.n, m, groups, launched).value_s
     kind = "experts" if op.part == "experts" else "matmul"
     if op.part == "lm_head":
-        light = elementwise_time(chip, product(op.m, op.n) * loss_bytes(recipe), 0).value_s
-        yield "light", light / 2, light / 2
+        light = elementwise_time(chip, product(op.m, op.n) * loss_bytes(recipe), 0, pieces=1).value_s
+        yield "loss", light / 2, light / 2
     if kind == "experts":
         moved: Any = op.k if op.name.endswith("experts_up") else op.n
         light = elementwise_time(chip, product(op.m, op.repeat, moved, PERMUTED_BYTES), 0).value_s
@@ -195,19 +198,21 @@ def _attention(op: Op, recipe: Recipe, chip: Chip) -> Iterator[tuple[str, Num, N
         yield "light", light, 1.5 * light
         yield "kernels", 4 * launched, 6 * launched
         return
-    width: Any = op.k // 2
-    once = attention_time(chip, dtype, op.flops("causal"), moved, width, launched).value_s
-    if recipe.attention == "flash":  # the first one lost more on wide heads
-        once = once * interpolate(width, chip.constants.step.flash_width)
-    yield "attention", once, 2.5 * once
+    shape = attention_shape(op, Workload("train", dtype=dtype))
+    once, again = (
+        training_time(chip, dtype, shape, recipe.attention, backward=b, launches=launched).value_s
+        for b in (False, True)
+    )
+    yield "attention", once, again
     yield "kernels", launched, launched
 
 
 def _light(op: Op, chip: Chip) -> Iterator[tuple[str, Num, Num]]:
     """Work that moves bytes: forward once, backward twice (the gradient comes in as well)."""
     added = 3 if op.name.endswith(".residual") else 2  # reads two streams
-    once = elementwise_time(chip, product(op.elements, op.m, op.repeat) * added, 0).value_s
     launched = wide(op.times)
+    moved = product(op.elements, op.m, op.repeat) * added
+    once = elementwise_time(chip, moved, 0, pieces=launched).value_s
     yield "light", once, 2 * once
     yield "kernels", launched, launched
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from scantling.arith import Num, maximum, minimum
+from scantling.arith import Num, log2, maximum, minimum
 from scantling.costs.kernels.scatter import scattered
 from scantling.costs.kernels.time import Time
 from scantling.hardware import Chip
 from scantling.hardware.constants.elementwise import Light
+from scantling.hardware.curve import interpolate
 
 CACHE = 3.0
 """How many times as fast as memory the L2 cache is at most."""
 
 
-def elementwise_time(chip: Chip, moved: Num, launches: Num = 1, kind: Light = "copy") -> Time:
+def elementwise_time(
+    chip: Chip, moved: Num, launches: Num = 1, kind: Light = "copy", pieces: Num | None = None
+) -> Time:
     """The time to read and write so many bytes.
 
         time = (launch^p + (bytes / (fraction × bandwidth))^p)^(1/p)
@@ -26,6 +29,8 @@ def elementwise_time(chip: Chip, moved: Num, launches: Num = 1, kind: Light = "c
         moved: Bytes read and written, of all launches together.
         launches: Kernels; 0 where a neighbour does the work.
         kind: What is done.
+        pieces: Equal parts the bytes are moved in, where their size counts (``slower`` of the
+            constants); None where it does not.
 
     Example:
         >>> from scantling.hardware import chip
@@ -37,6 +42,8 @@ def elementwise_time(chip: Chip, moved: Num, launches: Num = 1, kind: Light = "c
     fraction, launch_s, spread = e.at(kind)
     ideal = moved / chip.memory_bytes_per_s
     memory = ideal / fraction
+    if pieces is not None and e.slower:
+        memory = memory * interpolate(log2(moved / pieces), e.slower)
     launch = launches * launch_s
     value = (launch**e.sharpness + memory**e.sharpness) ** (1 / e.sharpness)
     one: Num = value / maximum(launches, 1)

@@ -29,6 +29,9 @@ class ElementwiseConstants(Scattered, frozen=True, kw_only=True, forbid_unknown_
         activation_spread: The same of activations.
         rotary_spread: The same of turning queries and keys.
         error: Median absolute relative error on models left out.
+        slower: (log2 of the bytes one kernel moves, factor on their time): small pieces may stay
+            in a cache, large ones be given memory that the system clears first. Empty where size
+            does not count.
     """
 
     bandwidth_factor: float
@@ -45,6 +48,7 @@ class ElementwiseConstants(Scattered, frozen=True, kw_only=True, forbid_unknown_
     norm_spread: float = 1.0
     activation_spread: float = 1.0
     rotary_spread: float = 1.0
+    slower: tuple[tuple[float, float], ...] = ()
 
     def at(self, kind: Light) -> tuple[float, float, float]:
         """The fraction of the bandwidth, the launch and the spread of a kind."""
