@@ -12,7 +12,7 @@ from scantling.catalog import load
 from scantling.spec import Spec
 
 Kind = Literal[
-    "gemm", "attention", "copy", "norm", "activation", "add", "loss", "optimizer", "launch",
+    "gemm", "attention", "trained", "copy", "norm", "activation", "add", "loss", "optimizer", "launch",
     "forward", "step",
 ]  # fmt: skip
 
@@ -55,7 +55,7 @@ class Case(Struct, frozen=True, kw_only=True):
     """One thing to measure.
 
     Args:
-        kind: What.
+        kind: What; ``trained`` is attention as a pass of training, measured as ``attention``.
         shape: ``gemm`` (m, n, k); ``attention`` (batch, query heads, key-value heads, tokens,
             head width); ``norm``, ``activation``, ``add`` and ``loss`` (rows, width); ``copy``
             (elements,); ``optimizer`` (parameters, tensors); ``forward`` and ``step``

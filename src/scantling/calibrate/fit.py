@@ -11,9 +11,16 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from scantling.calibrate.cases import Case
-from scantling.calibrate.predict import interval, optimizer_seconds, predicted, step_of
+from scantling.calibrate.predict import (
+    RECIPE_ATTENTION,
+    interval,
+    optimizer_seconds,
+    predicted,
+    step_of,
+)
 from scantling.calibrate.timing import Sample
 from scantling.hardware import Chip
+from scantling.hardware.curve import Points
 from scantling.spec import dtype_bytes
 
 LOOSE = 0.05
@@ -76,7 +83,9 @@ def fit(
     cases = [s.case for s in samples]
     start = np.log([f.start for f in free])
 
-    def residuals(x: Any) -> Any:
+    # Unknowns start at 1, so that one relative step suits the derivative of them all.
+    def residuals(z: Any) -> Any:
+        x = z - 1 + start
         one = apply(chip, values(x))
         off = np.log(predicted(one, cases)) - actual
         pulls = [(a - b) / f.prior * LOOSE for a, b, f in zip(x, start, free, strict=True)
@@ -87,9 +96,9 @@ def fit(
         return {f.name: float(math.exp(v)) for f, v in zip(free, x, strict=True)}
 
     low, high = np.log([f.low for f in free]), np.log([f.high for f in free])
-    found = least_squares(residuals, start, bounds=(low, high), loss="soft_l1", f_scale=LOOSE,
+    found = least_squares(residuals, 1 + 0 * start, bounds=(low - start + 1, high - start + 1), loss="soft_l1", f_scale=LOOSE,
                           diff_step=1e-3, max_nfev=60)  # fmt: skip
-    return apply(chip, values(found.x))
+    return apply(chip, values(found.x - 1 + start))
 
 
 def errors(chip: Chip, samples: Sequence[Sample]) -> list[float]:
@@ -183,21 +192,50 @@ def _launch(samples: Sequence[Sample]) -> float:
 
 
 def fit_attention(chip: Chip, samples: Sequence[Sample]) -> Chip:
-    """Attention."""
-    mine = of_kind(samples, "attention")
-    widths = sorted({s.case.shape[-1] for s in mine})
-    free = tuple(Free(str(w), 0.5, 0.01, 1.0) for w in widths)
+    """Attention: of a prompt, and the two passes of training with the kernel torch has."""
+    launch = _launch(samples)
+    mine, held = of_kind(samples, "attention"), of_kind(samples, "attention", held=True)
+    widths = sorted({float(s.case.shape[-1]) for s in mine})
+    curve = tuple(Free(str(w), 0.5, 0.02, 1.0) for w in widths)
+    rest = (
+        Free("prefill_block_s", 3 * launch, launch / 10, 1000 * launch),
+        Free("prefill_launch_s", 3 * launch, launch / 2, 100 * launch),
+    )
 
-    def apply(c: Chip, v: dict[str, float]) -> Chip:
-        return changed(c, "attention", prefill=tuple((w, v[str(w)]) for w in widths))
+    def points(v: dict[str, float]) -> Points:
+        return tuple((w, v[str(w)]) for w in widths)
 
-    found = fit(chip, mine, free, apply)
-    held = of_kind(samples, "attention", held=True) or mine
-    return changed(found, "attention", prefill_error=mean_error(errors(found, held)))
+    def prompt(c: Chip, v: dict[str, float]) -> Chip:
+        own = {f.name: v[f.name] for f in rest}
+        return changed(c, "attention", prefill=points(v), **own)
+
+    blank = changed(chip, "attention", prefill_tail=0.0, prefill_query_passes=1.0,
+                    prefill_kv_passes=1.0)  # fmt: skip
+    found = fit(blank, mine, (*curve, *rest), prompt)
+    for field, back in (("forward", False), ("backward", True)):
+        part = [
+            replace(s, case=replace(s.case, kind="trained"))
+            for s in of_kind(samples, "attention", backward=back)
+        ]
+        found = fit(found, part, curve, lambda c, v, f=field: _kernel(c, {f: points(v)}))
+    off = mean_error(errors(found, held or mine))
+    wide = half_width(errors(found, held or mine))
+    found = _kernel(found, {"error": off})
+    return changed(found, "attention", prefill_error=off, prefill_spread=(wide,) * 5)
+
+
+def _kernel(chip: Chip, values: dict[str, Any]) -> Chip:
+    """A chip with the training kernel of ``RECIPE_ATTENTION`` changed."""
+    made = tuple(
+        replace(k, tail=0.0, launches=1.0, passes=1.0, kind="fitted", **values)
+        if k.name == RECIPE_ATTENTION else k
+        for k in chip.constants.attention.training
+    )  # fmt: skip
+    return changed(chip, "attention", training=made)
 
 
 LIGHT = ("norm", "activation", "add")
-SIZES = (19, 23, 25, 27, 29)
+SIZES = (19.0, 22.0, 24.0, 26.0, 27.0)
 """log2 of the bytes at which the curve of light work has its corners."""
 
 
@@ -205,19 +243,25 @@ def fit_light(chip: Chip, samples: Sequence[Sample]) -> Chip:
     """Work that moves bytes; the factor of the smallest size is one."""
     launch = _launch(samples)
     free = (
-        Free("bandwidth_factor", 0.5, 0.01, 4.0), Free("launch_s", launch, launch / 4, launch * 10),
+        *(Free(f, 0.5, 0.005, 8.0) for f in ("bandwidth_factor", "norm", "activation")),
+        *(Free(f, launch, launch / 4, launch * 10) for f in ("launch_s", "norm_s", "activation_s")),
         *(Free(str(x), 1.0, 0.2, 30.0) for x in SIZES[1:]),
-    )  # fmt: skip
+    )
 
     def apply(c: Chip, v: dict[str, float]) -> Chip:
         curve = ((SIZES[0], 1.0), *((x, v[str(x)]) for x in SIZES[1:]))
-        return changed(c, "elementwise", bandwidth_factor=v["bandwidth_factor"],
-                       launch_s=v["launch_s"], slower=curve)  # fmt: skip
+        own = {f.name: v[f.name] for f in free[:6]}
+        return changed(c, "elementwise", **own, rotary=v["bandwidth_factor"],
+                       rotary_s=v["launch_s"], slower=curve)  # fmt: skip
 
-    mine = of_kind(samples, *LIGHT)
-    found = fit(chip, mine, free, apply)
-    held = of_kind(samples, *LIGHT, held=True) or mine
-    return changed(found, "elementwise", error=mean_error(errors(found, held)))
+    mine, held = of_kind(samples, *LIGHT), of_kind(samples, *LIGHT, held=True)
+    blank = changed(chip, "elementwise", sharpness=1.0, copy_spread=1.0, norm_spread=1.0,
+                    activation_spread=1.0, rotary_spread=1.0, spread_rows=((1.0, 0.0),),
+                    spread_s=((1e-4, 0.0),))  # fmt: skip
+    found = fit(blank, mine, free, apply)
+    wide = half_width(errors(found, held or mine))
+    return changed(found, "elementwise", error=mean_error(errors(found, held or mine)),
+                   below=wide, above=wide)  # fmt: skip
 
 
 def fit_step(chip: Chip, samples: Sequence[Sample]) -> Chip:

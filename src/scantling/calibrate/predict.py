@@ -7,15 +7,21 @@ from typing import Any
 
 from scantling.calibrate.cases import Case, config_of, spec_of
 from scantling.catalog import load
+from scantling.costs.kernels import Time
 from scantling.costs.time import total_time
 from scantling.costs.train import training_step
 from scantling.hardware import Chip, cluster
 from scantling.ops import Op, operators
 from scantling.spec import Workload, dtype_bytes
-from scantling.spec.plan import Plan, Recipe
+from scantling.spec.plan import Attention, Plan, Recipe
+from scantling.spec.workload import Phase
 
 OPTIMIZER_BYTES = 28
 """AdamW in fp32 reads weight, gradient and two moments and writes all but the gradient: 7 × 4."""
+
+
+RECIPE_ATTENTION: Attention = "flash2"
+"""The generation that torch's own fused attention is taken for."""
 
 
 def recipe_of(dtype: str) -> Recipe:
@@ -27,7 +33,7 @@ def recipe_of(dtype: str) -> Recipe:
     """
     return Recipe(
         dtype=dtype, weights=dtype, gradients=dtype, master=None, moments=dtype, reduce=dtype,
-        attention="flash2", fused=False, logits=dtype,
+        attention=RECIPE_ATTENTION, fused=False, logits=dtype,
     )  # fmt: skip
 
 
@@ -39,8 +45,13 @@ def predicted(chip: Chip, cases: Iterable[Case]) -> list[float]:
 def _seconds(chip: Chip, case: Case) -> float:
     if case.kind == "step":
         return float(step_of(chip, case).step.value_s)
+    return float(_time(chip, case).value_s)
+
+
+def _time(chip: Chip, case: Case) -> Time:
+    """The time of a case that is no whole step."""
     ops, work = operators_of(case)
-    return float(total_time(ops, work, chip).value_s)
+    return total_time(ops, work, chip, RECIPE_ATTENTION)
 
 
 def interval(chip: Chip, case: Case) -> tuple[float, float]:
@@ -48,8 +59,7 @@ def interval(chip: Chip, case: Case) -> tuple[float, float]:
     if case.kind == "step":
         step = step_of(chip, case).step
         return float(step.low_s), float(step.high_s)
-    ops, work = operators_of(case)
-    time = total_time(ops, work, chip)
+    time = _time(chip, case)
     return float(time.low_s), float(time.high_s)
 
 
@@ -72,7 +82,7 @@ def operators_of(case: Case) -> tuple[tuple[Op, ...], Workload]:
         batch, tokens = case.shape[-2:]
         work = Workload("prefill", batch, tokens, dtype=case.dtype)
         return operators(spec_of(case), work), work
-    if case.kind == "attention":
+    if case.kind in {"attention", "trained"}:
         return _attention(case)
     work = Workload("prefill", dtype=case.dtype)
     if case.kind == "gemm":
@@ -88,9 +98,11 @@ def _attention(case: Case) -> tuple[tuple[Op, ...], Workload]:
     """The core of a model with such heads."""
     batch, heads, kv_heads, tokens, d_head = case.shape
     config = config_of(1, heads * d_head, heads, kv_heads, d_head, 64, 64, tokens, gated=True)
-    work = Workload("prefill", batch, tokens, dtype=case.dtype)
+    phase: Phase = "train" if case.kind == "trained" else "prefill"
+    work = Workload(phase, batch, tokens, dtype=case.dtype)
     ops = operators(load(config).spec, work)
-    return tuple(op for op in ops if op.kind == "attention"), work
+    core = tuple(op for op in ops if op.kind == "attention" and op.backward == case.backward)
+    return core, work
 
 
 def optimizer_seconds(chip: Chip, parameters: float, dtype: str) -> float:
