@@ -34,7 +34,7 @@ UNSEEN = ("train_megatron_weak_scaling.csv", "train_korthikanti2022_itertime.csv
 
 SPREAD = {
     "matmul": 0.15, "matmul_fp8": 0.3, "matmul_block": 0.3, "matmul_mxfp8": 0.3,
-    "matmul_nvfp4": 0.4, "cold": 0.6, "experts": 0.4, "flash": 0.4, "flash2": 0.3, "flash3": 0.3, "scan": 1.0,
+    "matmul_nvfp4": 0.4, "cold": 0.6, "experts": 0.4, "flash": 0.4, "flash2": 0.15, "flash3": 0.2, "scan": 1.0,
     "eager": 0.25, "fused": 0.25, "exposed": 0.5, "exposed_tensor": 0.5, "serial": 0.3,
     "optimizer": 0.3, "gap_eager_s": 0.7, "gap_fused_s": 0.7, "wait_experts_s": 0.7,
     "offload_bytes_per_s": 0.7,

@@ -6,6 +6,7 @@ formula serves one model, exactly, and a column of a million models.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, cast
 
 from msgspec import Meta
@@ -90,8 +91,6 @@ def log2(a: Num) -> Num:
         import numpy as np
 
         return cast("Num", np.log2(a))
-    import math
-
     return math.log2(cast("float", a))
 
 

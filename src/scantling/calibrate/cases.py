@@ -20,13 +20,11 @@ WIDTHS = (64, 128, 256, 384, 500, 511, 512, 640, 768, 1000, 1023, 1024, 1408, 15
           3072, 4090, 4096, 8192, 11008, 16384, 28672, 50257)  # fmt: skip
 """Widths and tokens of products; 500, 511, 1000, 1023, 4090 and 50257 are no multiples of 16."""
 ROWS = (1, 8, 32, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
-LENGTHS = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
+LENGTHS = (128, 256, 512, 1024, 2048, 4096, 8192)
 HEAD_WIDTHS = (32, 64, 96, 128, 256)
 FORMS = ("forward", "grad_input", "grad_weight")
 """The three products of a linear layer: x Wᵀ, y W and yᵀ x; they differ in which side lies
 transposed in memory."""
-MULTIPLES = (8, 16, 64)
-"""Rules of thumb say that widths should be multiples of these."""
 ACCELERATOR = 5e12
 """FLOPs per second that no CPU reaches in a product."""
 KINDS: tuple[Kind, ...] = ("forward", "step")
@@ -36,6 +34,7 @@ SMALL: tuple[tuple[tuple[int, ...], str], ...] = (
     ((8, 192, 6, 3, 32, 512, 2048, 4, 160), "gated"),
     ((2, 512, 4, 4, 128, 2048, 12000, 1, 640), "plain"),
     ((4, 256, 2, 1, 128, 704, 48000, 1, 256), "gated"),
+    ((1, 640, 10, 10, 64, 2560, 40000, 1, 384), "plain"),
 )
 """Whole models for a CPU: a step takes below a second on one core."""
 LARGE: tuple[tuple[tuple[int, ...], str], ...] = (
@@ -130,7 +129,7 @@ def kernels(rate: float, memory_bytes: float, dtypes: Iterable[str], *, quick: b
         found += _products(rate, memory_bytes, dtype, n, draw)
         found += _narrow(rate, dtype, n // 6)
         found += _attention(rate, dtype, 6 if quick else 16 if dtype == dtypes[0] else 8, draw)
-    found += aligned(rate, dtypes[0])
+    found += aligned(rate, dtypes[0]).values()
     found += _light(memory_bytes, dtypes[0], quick=quick)
     return found
 
@@ -222,18 +221,18 @@ def _light(memory: float, dtype: str, *, quick: bool) -> list[Case]:
     return found
 
 
-def aligned(rate: float, dtype: str) -> list[Case]:
-    """Products of one width that is a multiple of 64, and of its neighbours that are not.
+def aligned(rate: float, dtype: str) -> dict[int, Case]:
+    """Products of one width, by the largest power of two that divides it.
 
-    The first is the reference; then no multiple of 8, of 16, of 64: in each all narrower powers
-    of two still divide both widths.
+    The width that 64 divides is the reference. The rest are its neighbours: 1023, 1022, 1020,
+    1016 and 1008 beside 1024, no multiples of 2, 4, 8, 16 and 64.
     """
     base = 4096 if rate > ACCELERATOR else 1024
-    return [
-        Case(kind="gemm", shape=(base // 2, base - off, base - off), dtype=dtype, form=FORMS[0],
-             held=True)
-        for off in (0, *(m // 2 if m < 64 else 16 for m in MULTIPLES))
-    ]  # fmt: skip
+    return {
+        off: Case(kind="gemm", shape=(base // 2, base - off % 64, base - off % 64), dtype=dtype,
+                  form=FORMS[0], held=off in {8, 16})
+        for off in (64, 1, 2, 4, 8, 16)
+    }  # fmt: skip
 
 
 def models(rate: float, dtype: str, *, quick: bool) -> list[Case]:

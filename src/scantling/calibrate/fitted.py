@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
-from scantling.calibrate.cases import ACCELERATOR, FORMS, MULTIPLES, Case, aligned, kernels, models
+from scantling.calibrate.cases import ACCELERATOR, FORMS, Case, aligned, kernels, models
 from scantling.calibrate.fit import (
     LIGHT,
     changed,
@@ -207,7 +207,7 @@ def _rounded(logs: Sequence[float]) -> float:
 
 
 def alignment(samples: Sequence[Sample], rate: float, dtype: str) -> tuple[tuple[int, float], ...]:
-    """Time an operation of products whose widths are no multiples, over that of one whose are."""
+    """Time an operation by the largest power of two that divides the widths, over that at 64."""
     at = {s.case: s.seconds / s.case.flops for s in samples if s.case.kind == "gemm"}
-    first, *rest = (at[case] for case in aligned(rate, dtype))
-    return tuple((m, round(one / first, 3)) for m, one in zip(MULTIPLES, rest, strict=True))
+    found = {divisor: at[case] for divisor, case in aligned(rate, dtype).items()}
+    return tuple((n, round(one / found[64], 3)) for n, one in found.items() if n != 64)

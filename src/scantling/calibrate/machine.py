@@ -129,7 +129,7 @@ def _measured(c: Constants) -> Constants:
     made: dict[str, Any] = {
         name: replace(getattr(c, name), kind="measured", widen=1.0, sources=(SOURCE,),
                       note="Measured on this machine.")
-        for name in ("gemm", "attention", "elementwise", "step")
+        for name in ("gemm", "attention", "elementwise", "step", "alignment")
     }  # fmt: skip
     return replace(c, **made)
 

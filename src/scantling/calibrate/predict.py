@@ -88,8 +88,8 @@ def operators_of(case: Case) -> tuple[tuple[Op, ...], Workload]:
     if case.kind == "gemm":
         m, n, k = case.shape
         return (Op(name="gemm", kind="matmul", part="ffn", m=m, n=n, k=k, elements=n + k),), work
-    rows, width = case.shape
-    kind: Any = "norm" if case.kind == "norm" else "elementwise"
+    rows, width = case.shape if len(case.shape) == 2 else (1, *case.shape)
+    kind: Any = {"norm": "norm", "copy": "lookup"}.get(case.kind, "elementwise")
     op = Op(name=case.kind, kind=kind, part="other", m=rows, n=width, k=1, elements=2 * width)
     return (op,), work
 

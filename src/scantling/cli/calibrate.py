@@ -76,8 +76,9 @@ def _show(found: Calibration, out: str) -> None:
     text.show_table(console, table)
     console.print("mean absolute errors; no forward pass was fitted, and each step is predicted "
                   "with constants from the other models")  # fmt: skip
-    ratios = ", ".join(f"no multiple of {n}: ×{ratio:.2f}" for n, ratio in m.alignment)
-    console.print(f"time per operation of products whose widths are {ratios}")
+    ratios = ", ".join(f"{n} ×{ratio:.2f}" for n, ratio in m.alignment)
+    console.print("time of a product by the largest power of two that divides its widths, "
+                  f"over 64: {ratios}")  # fmt: skip
     if m.clock == "wall" and m.load > BUSY:
         console.print(f"[yellow]the machine was busy ({m.load:.1f} programs a core): run again when "
                       "it is idle, or with --threads 1[/yellow]")  # fmt: skip

@@ -12,8 +12,7 @@ from msgspec.structs import replace
 from scantling.arith import Dim, Num, product
 from scantling.costs.count import Convention, forward_flops
 from scantling.costs.exposed import Traffic, held, shown, traffic
-from scantling.costs.kernels import elementwise_time
-from scantling.costs.passes import NARROW, Pass, one_pass
+from scantling.costs.passes import NARROW, Pass, memory_s, one_pass
 from scantling.costs.pipeline import schedule
 from scantling.costs.ranks import placed_operators
 from scantling.hardware import Cluster
@@ -93,11 +92,11 @@ def terms(spec: Spec, plan: Plan, recipe: Recipe, context: int, cluster: Cluster
     if recipe.optimizer not in {"sgd", "none"}:
         each = each + 4 * dtype_bytes(recipe.moments)
     moved = owned * each
-    on_chip = elementwise_time(cluster.chip, moved, 0).value_s
+    on_chip = memory_s(cluster.chip, moved)
     whole = (dense + routed) * plan.pp
-    handled = elementwise_time(cluster.chip, whole * handled_bytes(plan, recipe), 0).value_s
+    handled = memory_s(cluster.chip, whole * handled_bytes(plan, recipe))
     return Terms(
-        one_pass(placed, recipe, cluster.chip),
+        one_pass(placed, plan, recipe, cluster.chip),
         traffic(placed, spec, plan, recipe, cluster, context),
         handled, 0.0 if recipe.offload else on_chip,
         moved if recipe.offload else 0.0, spec.n_layer, mtp_passes,

@@ -57,8 +57,8 @@ class Measured(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         load: Programs that wanted to run meanwhile, per core: above 1 the machine was shared.
         spread: Median over cases of median visit over fastest, less one.
         errors: By kind of case.
-        alignment: (multiple, ratio): time per operation of products with a width that is no
-            multiple of it, over neighbours that are.
+        alignment: (power of two, ratio): time per operation of a product whose widths no larger
+            power divides, over that of a neighbour that 64 divides.
     """
 
     when: str

@@ -7,14 +7,6 @@ from scantling.costs.kernels.gemm import gemm_time, grouped_time, stream_time
 from scantling.costs.kernels.time import Time
 
 __all__ = [
-    "Shape",
-    "Time",
-    "collective_time",
-    "decode_time",
-    "elementwise_time",
-    "gemm_time",
-    "grouped_time",
-    "prefill_time",
-    "stream_time",
-    "training_time",
-]
+    "Shape", "Time", "collective_time", "decode_time", "elementwise_time", "gemm_time",
+    "grouped_time", "prefill_time", "stream_time", "training_time",
+]  # fmt: skip

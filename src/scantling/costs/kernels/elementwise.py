@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from scantling.arith import Num, log2, maximum, minimum
+from scantling.arith import Num, maximum, minimum
 from scantling.costs.kernels.scatter import scattered
 from scantling.costs.kernels.time import Time
 from scantling.hardware import Chip
 from scantling.hardware.constants.elementwise import Light
-from scantling.hardware.curve import interpolate
 
 CACHE = 3.0
 """How many times as fast as memory the L2 cache is at most."""
@@ -42,8 +41,8 @@ def elementwise_time(
     fraction, launch_s, spread = e.at(kind)
     ideal = moved / chip.memory_bytes_per_s
     memory = ideal / fraction
-    if pieces is not None and e.slower:
-        memory = memory * interpolate(log2(moved / pieces), e.slower)
+    if pieces is not None:
+        memory = memory * e.slowed(moved / pieces)
     launch = launches * launch_s
     value = (launch**e.sharpness + memory**e.sharpness) ** (1 / e.sharpness)
     one: Num = value / maximum(launches, 1)

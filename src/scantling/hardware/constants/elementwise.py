@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
+from scantling.arith import Num, log2
 from scantling.hardware.constants.fitted import Scattered
+from scantling.hardware.curve import interpolate
 
 Light = Literal["copy", "norm", "activation", "rotary"]
 """Kinds of light work: what adds or copies, norms, activations, rotary positions."""
@@ -58,3 +60,13 @@ class ElementwiseConstants(Scattered, frozen=True, kw_only=True, forbid_unknown_
         fraction: float = getattr(self, kind)
         launch_s: float = getattr(self, f"{kind}_s")
         return fraction, launch_s, spread
+
+    def slowed(self, piece_bytes: Num) -> Num:
+        """The factor on the time of a kernel that moves so many bytes.
+
+        Example:
+            >>> from scantling.hardware import chip
+            >>> chip("h100").constants.elementwise.slowed(2**30)
+            1.0
+        """
+        return interpolate(log2(piece_bytes), self.slower) if self.slower else 1.0

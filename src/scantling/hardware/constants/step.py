@@ -103,5 +103,6 @@ class StepConstants(Fitted, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     def attention_at(self, kernel: str) -> float:
         """The factor of an attention kernel; unfused attention is made of products."""
-        fused = {"flash": self.flash, "flash2": self.flash2, "flash3": self.flash3}
-        return fused.get(kernel, self.matmul)
+        fused = {"flash": self.flash, "flash2": self.flash2, "flash3": self.flash3,
+                 "cudnn": self.flash3}  # fmt: skip
+        return fused.get(kernel, 1.0)
