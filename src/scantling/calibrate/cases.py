@@ -27,6 +27,11 @@ FORMS = ("forward", "grad_input", "grad_weight")
 transposed in memory."""
 ACCELERATOR = 5e12
 """FLOPs per second that no CPU reaches in a product."""
+LIGHT: tuple[tuple[Kind, str], ...] = (
+    ("norm", "rms"), ("norm", "layer"), ("activation", "gated"), ("activation", "plain"),
+    ("add", ""),
+)
+"""Light work by kind and form."""
 KINDS: tuple[Kind, ...] = ("forward", "step")
 SMALL: tuple[tuple[tuple[int, ...], str], ...] = (
     ((2, 320, 5, 5, 64, 1280, 6000, 2, 192), "plain"),
@@ -193,22 +198,14 @@ def _light(memory: float, dtype: str, *, quick: bool) -> list[Case]:
     for i, side in enumerate(sides[::2] if quick else sides):
         if 12 * side[0] * side[1] > memory / 20:
             continue
-        held = i in {1, 4}
+        found.append(Case(kind="copy", shape=(side[0] * side[1],), dtype=dtype))
         found += [
-            Case(kind="copy", shape=(side[0] * side[1],), dtype=dtype, held=held),
-            Case(kind="add", shape=side, dtype=dtype, held=held),
-        ]
-        for backward in (False, True):
-            found += [
-                Case(kind="norm", shape=side, dtype=dtype, form="rms", backward=backward,
-                     held=held),
-                Case(kind="norm", shape=side, dtype=dtype, form="layer", backward=backward,
-                     held=held),
-                Case(kind="activation", shape=side, dtype=dtype, form="gated", backward=backward,
-                     held=held),
-                Case(kind="activation", shape=side, dtype=dtype, form="plain", backward=backward,
-                     held=held),
-            ]  # fmt: skip
+            Case(kind=kind, shape=side, dtype=dtype, form=form, backward=backward,
+                 held=(i + j) % 3 == 2)
+            for j, (kind, form) in enumerate(LIGHT)
+            for backward in (False, True)
+            if kind != "add" or not backward
+        ]  # fmt: skip
     losses = ((256, 1024), (512, 8192), (512, 32000), (1024, 16384), (256, 50257))
     found += [
         Case(kind="loss", shape=shape, dtype=dtype, held=i in {1, 3})
@@ -216,7 +213,7 @@ def _light(memory: float, dtype: str, *, quick: bool) -> list[Case]:
     ]
     found += [
         Case(kind="optimizer", shape=shape, dtype=dtype, held=i == 1)
-        for i, shape in enumerate(((2_000_000, 20), (8_000_000, 40), (24_000_000, 60)))
+        for i, shape in enumerate(((2_000_000, 20), (8_000_000, 40), (24_000_000, 60), (12_000_000, 1)))
     ]
     return found
 

@@ -13,8 +13,8 @@ from msgspec.structs import replace
 from scantling.calibrate.cases import Case
 from scantling.calibrate.predict import (
     RECIPE_ATTENTION,
+    alone,
     interval,
-    optimizer_seconds,
     predicted,
     step_of,
 )
@@ -236,27 +236,31 @@ def _kernel(chip: Chip, values: dict[str, Any]) -> Chip:
     return changed(chip, "attention", training=made)
 
 
-LIGHT = ("copy", "norm", "activation", "add")
+LIGHT = ("norm", "activation", "add")
 LIGHT_LOOSE = 0.3
 """Light work of one kind differs so much: a norm of torch is one kernel or six."""
-SIZES = (19.0, 22.0, 24.0, 26.0, 27.0)
+SIZES = (19.0, 22.0, 24.0, 25.6, 26.6)
 """log2 of the bytes at which the curve of light work has its corners."""
 
 
 def fit_light(chip: Chip, samples: Sequence[Sample]) -> Chip:
-    """Work that moves bytes; the factor of the smallest size is one."""
+    """Work that moves bytes; the factor of the smallest size is one.
+
+    The fold counts additions with activations, so all but norms share a fraction.
+    """
     launch = _launch(samples)
     free = (
-        *(Free(f, 0.5, 0.005, 8.0) for f in ("bandwidth_factor", "norm", "activation")),
-        *(Free(f, launch, launch / 4, launch * 10) for f in ("launch_s", "norm_s", "activation_s")),
-        *(Free(str(x), 1.0, 0.2, 30.0) for x in SIZES[1:]),
+        *(Free(f, 0.5, 0.005, 8.0) for f in ("norm", "activation")),
+        *(Free(f, launch, launch / 4, launch * 10, 1.0) for f in ("norm_s", "activation_s")),
+        *(Free(str(x), 1.0, 0.2, 30.0, 1.0) for x in SIZES[1:]),
     )
 
     def apply(c: Chip, v: dict[str, float]) -> Chip:
         curve = ((SIZES[0], 1.0), *((x, v[str(x)]) for x in SIZES[1:]))
-        own = {f.name: v[f.name] for f in free[:6]}
-        return changed(c, "elementwise", **own, rotary=v["bandwidth_factor"],
-                       rotary_s=v["launch_s"], slower=curve)  # fmt: skip
+        own = {f.name: v[f.name] for f in free[:4]}
+        return changed(c, "elementwise", **own, bandwidth_factor=v["activation"],
+                       launch_s=v["activation_s"], rotary=v["activation"],
+                       rotary_s=v["activation_s"], slower=curve)  # fmt: skip
 
     mine, held = of_kind(samples, *LIGHT), of_kind(samples, *LIGHT, held=True)
     blank = changed(chip, "elementwise", sharpness=1.0, copy_spread=1.0, norm_spread=1.0,
@@ -271,18 +275,21 @@ def fit_light(chip: Chip, samples: Sequence[Sample]) -> Chip:
 def fit_step(chip: Chip, samples: Sequence[Sample]) -> Chip:
     """What kernels take inside a step over what they take alone, from whole models.
 
-    The optimizer's factor starts at what its steps alone showed; the whole models hold it and
+    Optimizer and loss start at what they took alone; the whole models hold it and
     the rest near what kernels alone say, as few models tell few factors apart.
     """
-    of_optimizer = [s for s in samples if s.case.kind == "optimizer"]
-    ratios = [s.seconds / optimizer_seconds(chip, s.case.shape[0], s.case.dtype)
-              for s in of_optimizer]  # fmt: skip
     size = dtype_bytes("fp32") / 2  # the fold counts 16 bits an element of light work
+    starts = {
+        kind: statistics.median(
+            [s.seconds / alone(chip, s.case) for s in samples if s.case.kind == kind] or [1.0]
+        )
+        for kind in ("optimizer", "loss")
+    }
     free = (
         Free("matmul", 1.0, 0.7, 1.6, 0.1), Free("flash2", 1.0, 0.3, 4.0, 0.3),
-        Free("eager", size, 0.2, 30.0, 0.7), Free("loss", 0.3, 0.01, 10.0, 1.0),
-        Free("cold", 0.1, 0.001, 3.0, 1.0),
-        Free("optimizer", statistics.median(ratios or [1.0]), 0.01, 10.0, 0.3),
+        Free("eager", size, 0.2, 30.0, 0.7), Free("cold", 0.1, 0.001, 3.0, 1.0),
+        Free("loss", starts["loss"] / size, 0.001, 100.0, 0.3),
+        Free("optimizer", starts["optimizer"], 0.001, 100.0, 0.3),
     )  # fmt: skip
 
     def apply(c: Chip, v: dict[str, float]) -> Chip:

@@ -8,6 +8,7 @@ from typing import Any
 from scantling.calibrate.cases import Case, config_of, spec_of
 from scantling.catalog import load
 from scantling.costs.kernels import Time
+from scantling.costs.passes import loss_bytes, memory_s
 from scantling.costs.time import total_time
 from scantling.costs.train import training_step
 from scantling.hardware import Chip, cluster
@@ -16,8 +17,9 @@ from scantling.spec import Workload, dtype_bytes
 from scantling.spec.plan import Attention, Plan, Recipe
 from scantling.spec.workload import Phase
 
-OPTIMIZER_BYTES = 28
-"""AdamW in fp32 reads weight, gradient and two moments and writes all but the gradient: 7 × 4."""
+OPTIMIZER_PASSES = 7
+"""AdamW without a master copy, as the fold counts it: the gradient is read twice, the weight
+written, two moments read and written."""
 
 
 RECIPE_ATTENTION: Attention = "flash2"
@@ -88,8 +90,8 @@ def operators_of(case: Case) -> tuple[tuple[Op, ...], Workload]:
     if case.kind == "gemm":
         m, n, k = case.shape
         return (Op(name="gemm", kind="matmul", part="ffn", m=m, n=n, k=k, elements=n + k),), work
-    rows, width = case.shape if len(case.shape) == 2 else (1, *case.shape)
-    kind: Any = {"norm": "norm", "copy": "lookup"}.get(case.kind, "elementwise")
+    rows, width = case.shape
+    kind: Any = "norm" if case.kind == "norm" else "elementwise"
     op = Op(name=case.kind, kind=kind, part="other", m=rows, n=width, k=1, elements=2 * width)
     return (op,), work
 
@@ -105,8 +107,13 @@ def _attention(case: Case) -> tuple[tuple[Op, ...], Workload]:
     return core, work
 
 
-def optimizer_seconds(chip: Chip, parameters: float, dtype: str) -> float:
-    """What the bytes of an AdamW step take at the rate of other light work."""
-    e = chip.constants.elementwise
-    size = OPTIMIZER_BYTES * dtype_bytes(dtype) / 4
-    return parameters * size / (chip.memory_bytes_per_s * e.bandwidth_factor)
+def alone(chip: Chip, case: Case) -> float:
+    """What the fold takes the bytes of an optimizer step or of a loss for, before any factor."""
+    recipe = recipe_of(case.dtype)
+    if case.kind == "loss":
+        rows, width = case.shape
+        return float(memory_s(chip, rows * width * loss_bytes(recipe), pieces=1))
+    total, tensors = case.shape
+    size = dtype_bytes(recipe.weights)
+    slow = chip.constants.elementwise.slowed(2 * size * total // tensors)
+    return float(memory_s(chip, total * OPTIMIZER_PASSES * size) * slow)

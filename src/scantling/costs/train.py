@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from msgspec import Struct
@@ -14,8 +14,8 @@ from scantling.costs.count import Convention, forward_flops
 from scantling.costs.exposed import Traffic, held, shown, traffic
 from scantling.costs.passes import NARROW, Pass, memory_s, one_pass
 from scantling.costs.pipeline import schedule
-from scantling.costs.ranks import placed_operators
-from scantling.hardware import Cluster
+from scantling.costs.ranks import Placed, placed_operators
+from scantling.hardware import Chip, Cluster
 from scantling.hardware.constants import StepConstants
 from scantling.ops import Op, operators
 from scantling.spec import Spec, Workload, dtype_bytes
@@ -92,7 +92,7 @@ def terms(spec: Spec, plan: Plan, recipe: Recipe, context: int, cluster: Cluster
     if recipe.optimizer not in {"sgd", "none"}:
         each = each + 4 * dtype_bytes(recipe.moments)
     moved = owned * each
-    on_chip = memory_s(cluster.chip, moved)
+    on_chip = memory_s(cluster.chip, moved) * by_tensor(placed, recipe, cluster.chip)
     whole = (dense + routed) * plan.pp
     handled = memory_s(cluster.chip, whole * handled_bytes(plan, recipe))
     return Terms(
@@ -101,6 +101,22 @@ def terms(spec: Spec, plan: Plan, recipe: Recipe, context: int, cluster: Cluster
         handled, 0.0 if recipe.offload else on_chip,
         moved if recipe.offload else 0.0, spec.n_layer, mtp_passes,
     )  # fmt: skip
+
+
+def by_tensor(placed: Iterable[Placed], recipe: Recipe, chip: Chip) -> Num:
+    """The factor on the optimizer's time where the size of each tensor counts.
+
+    A kernel of the optimizer reads one and writes one of a tensor's size.
+    """
+    e = chip.constants.elementwise
+    if not e.slower:
+        return 1.0
+    size, slow, whole = dtype_bytes(recipe.gradients), 0.0, 0.0
+    for tensor in (t for p in placed for t in p.op.tensors if not t.buffer and not t.alias):
+        total: Any = tensor.size()
+        slow = slow + total * e.slowed(2 * size * tensor.each())
+        whole = whole + total
+    return slow / whole
 
 
 class Parts(Struct, frozen=True):
