@@ -41,7 +41,8 @@ def seconds(gpu, rows, name, x):
         s, h = int(r["seq_len"]), int(r["head_dim"])
         heads, causal = int(r["hidden_dim"]) // h, r["causal"] == "True"
         shape = Shape(batch=int(r["total_tokens"]) // s, queries=s, keys=s, n_head=heads,
-                      n_kv_head=heads, d_key=h, visible=s * (s + 1) // 2 if causal else None)  # fmt: skip
+                      n_kv_head=heads, d_key=h,
+                      visible=s * (s + 1) // 2 if causal else None)  # fmt: skip
         t = training_time(one, "bf16", shape, name).value_s
         if "bwd" in r["pass"]:
             t += training_time(one, "bf16", shape, name, backward=True).value_s

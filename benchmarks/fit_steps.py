@@ -34,8 +34,8 @@ UNSEEN = ("train_megatron_weak_scaling.csv", "train_korthikanti2022_itertime.csv
 
 SPREAD = {
     "matmul": 0.15, "matmul_fp8": 0.3, "matmul_block": 0.3, "matmul_mxfp8": 0.3,
-    "matmul_nvfp4": 0.4, "cold": 0.6, "experts": 0.4, "flash": 0.4, "flash2": 0.15, "flash3": 0.2, "scan": 1.0,
-    "eager": 0.25, "fused": 0.25, "exposed": 0.5, "exposed_tensor": 0.5, "serial": 0.3,
+    "matmul_nvfp4": 0.4, "cold": 0.6, "experts": 0.4, "flash": 0.2, "flash2": 0.1, "flash3": 0.15, "scan": 1.0,
+    "eager": 0.25, "fused": 0.25, "exposed": 0.5, "exposed_tensor": 0.4, "serial": 0.3,
     "optimizer": 0.3, "gap_eager_s": 0.7, "gap_fused_s": 0.7, "wait_experts_s": 0.7,
     "offload_bytes_per_s": 0.7,
 }  # fmt: skip
@@ -73,6 +73,8 @@ def load(folder, tables):
     for table in tables:
         rows = list(csv.DictReader((folder / table).open()))
         for row in rows:
+            if table == "train_torchtitan.csv" and int(row["cp"]) > 1:
+                continue  # PyTorch's ring, 1.7 times as slow as its kernels, teaches no chip
             try:
                 found.append(Row(table, row, RUNS[table](row)))
             except ScantlingError as error:

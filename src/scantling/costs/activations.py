@@ -6,7 +6,8 @@ Autograd keeps, of each operator, what its gradient needs:
     norm                     its input; written out in bf16, an fp32 copy of it (RMS) instead
     activation               its input: gate and up where gated; unfused, the activated gate too
     attention, flash         q, k, v, the output, and the log-sum-exp in fp32, 4 a s
-    attention, unfused       q, k, v, softmax 2 a s²; with dropout its mask a s² and output 2 a s²
+    attention, unfused       q, k, v, softmax 2 a s² (written out, 4 a s² more in fp32); with
+                             dropout its mask a s² and output 2 a s²
     dropout                  a mask of one byte an element
     residual sum, lookup     nothing
 
@@ -228,13 +229,13 @@ class _Fold:
         return placed.op.m * wanted * self.b + masks
 
     def _sliced(self, placed: Placed) -> Any:
-        """Unfused, the value is a slice of the product's output and keeps all of it alive.
+        """A value that is a slice of one product's output keeps all of it alive.
 
         Queries and keys are new tensors once they are rotated, so their part is held twice.
         """
         op = placed.op
         values = [t.shape[0] for t in op.tensors if t.name.endswith(".v") and len(t.shape) == 2]
-        if self.recipe.fused or not values:
+        if not self.recipe.fused_qkv or not values:
             return 0
         return op.m * (op.n - values[0]) * self.b
 
@@ -262,7 +263,8 @@ class _Fold:
         if self.plan.recompute == "selective":
             return left
         pairs = product(op.m, op.n, heads)
-        return left + pairs * (self.b + (1 + self.b if self.recipe.dropout else 0))
+        upcast = 0 if self.recipe.fused else 4
+        return left + pairs * (self.b + upcast + (1 + self.b if self.recipe.dropout else 0))
 
     def _activation(self, placed: Placed) -> tuple[Any, Any]:
         op = placed.op

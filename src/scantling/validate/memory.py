@@ -84,8 +84,7 @@ def korthikanti(row: CsvRow) -> Scored:
     spec, plan, context = _paper(row)
     if row["technique"] == "any":
         ops = tuple(p for p in placed_operators(spec, plan, context) if p.layer)
-        held = states(ops, plan, PAPER)
-        value = held.weights + held.gradients + held.optimizer
+        value = states(ops, plan, PAPER).total
     else:
         sequence, recompute = TECHNIQUES[row["technique"]]
         plan = replace(plan, sequence_parallel=sequence, recompute=recompute)
@@ -234,6 +233,7 @@ def litgpt_memory(row: CsvRow) -> tuple[float, float, float, str]:
     )  # fmt: skip
     recipe = Recipe(
         gradients="bf16", master=None, moments="bf16", logits="bf16", fused=False,
+        fused_qkv=True,
         adapter=_adapter(spec, row, weights),
     )  # fmt: skip
     found = training_memory(spec, plan, recipe, int(row["longest_example_tokens"]))

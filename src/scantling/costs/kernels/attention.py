@@ -7,13 +7,12 @@ is an axis of its own. All take dimensions as numbers or arrays of one shape.
 
 from __future__ import annotations
 
-import math
-from typing import Any, TypeAlias
+from typing import Any
 
 from msgspec import Struct
 
 from scantling.arith import Dim, Num, ceil_div, log2, maximum, minimum, product, round_up, wide
-from scantling.costs.kernels.time import Time, within
+from scantling.costs.kernels.time import Terms, Time, spread, within
 from scantling.hardware import Chip
 from scantling.hardware.curve import interpolate
 
@@ -23,10 +22,6 @@ CACHE_TILE = 64
 """Keys a block reads at a time in decoding, and rows of queries that share them at most."""
 OVERLAP = 4
 """Power of the norm that joins what blocks cost and what reading costs: nearly the larger."""
-
-
-Terms: TypeAlias = tuple[Num, ...]
-"""Seconds of each part of a time."""
 
 
 class Shape(Struct, frozen=True, kw_only=True):
@@ -216,26 +211,6 @@ def decode_terms(chip: Chip, dtype: str, shape: Shape) -> Terms:
     outputs = shape.query_bytes * c.decode_query_passes / bandwidth
     steps = c.decode_step_s * log2(1 + held / CACHE_TILE)
     return c.decode_launch_s, steps, joined - waiting, waiting, outputs
-
-
-def spread(terms: Terms, errors: tuple[float, ...], widen: float) -> Num:
-    """The factor from a value to the end of its interval, from what is wrong about each term.
-
-    A time of terms t₁ + t₂ + …, each off by a factor of exp(eᵢ) one way, is off by about
-    exp(Σ eᵢ tᵢ / Σ tᵢ): a time that one well-known term makes up is well known.
-
-    Args:
-        terms: Seconds of each.
-        errors: eᵢ, the logarithm of each term's factor.
-        widen: What the logarithm of the factor is multiplied by.
-
-    Example:
-        >>> round(spread((1.0, 3.0), (0.4, 0.0), 1.0), 3)
-        1.105
-    """
-    total: Any = sum(terms)
-    weighted: Any = sum(t * e for t, e in zip(terms, errors, strict=True))
-    return math.e ** (weighted / total * widen)  # type: ignore[no-any-return]
 
 
 def training_time(
