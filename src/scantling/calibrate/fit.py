@@ -21,7 +21,6 @@ from scantling.calibrate.predict import (
 from scantling.calibrate.timing import Sample
 from scantling.hardware import Chip
 from scantling.hardware.curve import Points
-from scantling.spec import dtype_bytes
 
 LOOSE = 0.05
 """Relative error beyond which a sample pulls only by its sign: a disturbed one does not bend the
@@ -278,7 +277,6 @@ def fit_step(chip: Chip, samples: Sequence[Sample]) -> Chip:
     Optimizer and loss start at what they took alone; the whole models hold it and
     the rest near what kernels alone say, as few models tell few factors apart.
     """
-    size = dtype_bytes("fp32") / 2  # the fold counts 16 bits an element of light work
     starts = {
         kind: statistics.median(
             [s.seconds / alone(chip, s.case) for s in samples if s.case.kind == kind] or [1.0]
@@ -287,8 +285,8 @@ def fit_step(chip: Chip, samples: Sequence[Sample]) -> Chip:
     }
     free = (
         Free("matmul", 1.0, 0.7, 1.6, 0.1), Free("flash2", 1.0, 0.3, 4.0, 0.3),
-        Free("eager", size, 0.2, 30.0, 0.7), Free("cold", 0.1, 0.001, 3.0, 1.0),
-        Free("loss", starts["loss"] / size, 0.001, 100.0, 0.3),
+        Free("eager", 1.5, 0.2, 30.0, 0.7), Free("cold", 0.1, 0.001, 3.0, 1.0),
+        Free("loss", starts["loss"] / 1.5, 0.001, 100.0, 0.3),
         Free("optimizer", starts["optimizer"], 0.001, 100.0, 0.3),
     )  # fmt: skip
 

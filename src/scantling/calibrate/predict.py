@@ -8,7 +8,7 @@ from typing import Any
 from scantling.calibrate.cases import Case, config_of, spec_of
 from scantling.catalog import load
 from scantling.costs.kernels import Time
-from scantling.costs.passes import loss_bytes, memory_s
+from scantling.costs.passes import loss_bytes, loss_pieces, memory_s
 from scantling.costs.time import total_time
 from scantling.costs.train import training_step
 from scantling.hardware import Chip, cluster
@@ -112,7 +112,7 @@ def alone(chip: Chip, case: Case) -> float:
     recipe = recipe_of(case.dtype)
     if case.kind == "loss":
         rows, width = case.shape
-        return float(memory_s(chip, rows * width * loss_bytes(recipe), pieces=1))
+        return float(memory_s(chip, rows * width * loss_bytes(recipe), pieces=loss_pieces(recipe)))
     total, tensors = case.shape
     size = dtype_bytes(recipe.weights)
     slow = chip.constants.elementwise.slowed(2 * size * total // tensors)

@@ -126,7 +126,7 @@ def _kernels(
     elif op.kind == "matmul":
         yield from _product(op, work, recipe, chip)
     else:
-        yield from _light(op, chip)
+        yield from _light(op, work, chip)
 
 
 def _product(
@@ -145,7 +145,8 @@ def _product(
         for m, n, k in ((op.m, op.n, op.k), (op.m, op.k, op.n), (op.k, op.n, op.m))
     )
     if op.part == "lm_head":
-        loss = memory_s(chip, product(op.m, op.n) * loss_bytes(recipe), pieces=1)
+        moved = product(op.m, op.n) * loss_bytes(recipe)
+        loss = memory_s(chip, moved, pieces=loss_pieces(recipe))
         yield "loss", loss / 2, loss / 2
     cold = memory_s(chip, product(op.m, op.repeat, op.n + op.k) * dtype_bytes(work.dtype))
     yield "cold", cold, 2 * cold
@@ -199,6 +200,11 @@ def loss_bytes(recipe: Recipe) -> float:
     return 8.0 if recipe.fused_loss else 6 + 6 * dtype_bytes(recipe.logits)
 
 
+def loss_pieces(recipe: Recipe) -> float:
+    """Kernels that the loss is made of, each of which reads and writes the logits."""
+    return loss_bytes(recipe) / (2 * dtype_bytes(recipe.logits))
+
+
 def _attention(
     op: Op, work: Workload, recipe: Recipe, chip: Chip
 ) -> Iterator[tuple[str, Num, Num]]:
@@ -218,10 +224,10 @@ def _attention(
     yield "kernels", few * launched, few * launched
 
 
-def _light(op: Op, chip: Chip) -> Iterator[tuple[str, Num, Num]]:
+def _light(op: Op, work: Workload, chip: Chip) -> Iterator[tuple[str, Num, Num]]:
     """Work that moves bytes: forward once, backward twice (the gradient comes in as well)."""
-    added = 3 if op.name.endswith(".residual") else 2  # reads two streams
-    moved = product(op.elements, op.m, op.repeat) * added
+    streams = 1.5 if op.name.endswith(".residual") else 1.0  # reads two of them, writes one
+    moved = product(op.elements, op.m, op.repeat) * (streams * dtype_bytes(work.dtype))
     launched = wide(op.times)
     once = memory_s(chip, moved, LIGHT.get(op.kind, "copy"), launched)
     yield "light", once, 2 * once
