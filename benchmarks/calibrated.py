@@ -36,7 +36,7 @@ RECIPE = Recipe(
 
 
 class Shape(NamedTuple):
-    gated: bool
+    kind: str
     layers: int
     width: int
     heads: int
@@ -49,16 +49,16 @@ class Shape(NamedTuple):
 
 
 MODELS = {
-    "gpt, wide vocabulary": Shape(False, 2, 768, 12, 12, 64, 3072, 50304, 1, 512),
-    "gpt, small": Shape(False, 4, 256, 4, 4, 64, 1024, 8192, 4, 256),
-    "llama, grouped heads": Shape(True, 6, 384, 6, 2, 64, 1024, 16384, 2, 512),
-    "llama, deep and narrow": Shape(True, 12, 256, 8, 2, 32, 688, 4096, 8, 128),
-    "llama, long context": Shape(True, 3, 512, 4, 2, 128, 1408, 32000, 1, 1024),
+    "gpt, wide vocabulary": Shape("gpt", 2, 768, 12, 12, 64, 3072, 50304, 1, 512),
+    "gpt, small": Shape("gpt", 4, 256, 4, 4, 64, 1024, 8192, 4, 256),
+    "llama, grouped heads": Shape("llama", 6, 384, 6, 2, 64, 1024, 16384, 2, 512),
+    "llama, deep and narrow": Shape("llama", 12, 256, 8, 2, 32, 688, 4096, 8, 128),
+    "llama, long context": Shape("llama", 3, 512, 4, 2, 128, 1408, 32000, 1, 1024),
 }
 
 
 def config(s: Shape) -> dict:
-    if s.gated:
+    if s.kind == "llama":
         return {
             "model_type": "llama", "num_hidden_layers": s.layers, "hidden_size": s.width,
             "num_attention_heads": s.heads, "num_key_value_heads": s.kv_heads,
@@ -83,17 +83,17 @@ class Attention(nn.Module):
     def __init__(self, s: Shape) -> None:
         super().__init__()
         self.s = s
-        self.q = nn.Linear(s.width, s.heads * s.d_head, bias=not s.gated)
-        self.k = nn.Linear(s.width, s.kv_heads * s.d_head, bias=not s.gated)
-        self.v = nn.Linear(s.width, s.kv_heads * s.d_head, bias=not s.gated)
-        self.o = nn.Linear(s.heads * s.d_head, s.width, bias=not s.gated)
+        self.q = nn.Linear(s.width, s.heads * s.d_head, bias=s.kind == "gpt")
+        self.k = nn.Linear(s.width, s.kv_heads * s.d_head, bias=s.kind == "gpt")
+        self.v = nn.Linear(s.width, s.kv_heads * s.d_head, bias=s.kind == "gpt")
+        self.o = nn.Linear(s.heads * s.d_head, s.width, bias=s.kind == "gpt")
 
     def forward(self, x: Tensor) -> Tensor:
         s, (b, t, _) = self.s, x.shape
         q = self.q(x).view(b, t, s.heads, s.d_head).transpose(1, 2)
         k = self.k(x).view(b, t, s.kv_heads, s.d_head).transpose(1, 2)
         v = self.v(x).view(b, t, s.kv_heads, s.d_head).transpose(1, 2)
-        if s.gated:
+        if s.kind == "llama":
             q, k = rotated(q), rotated(k)
         y = functional.scaled_dot_product_attention(
             q, k, v, is_causal=True, enable_gqa=s.heads != s.kv_heads
@@ -104,11 +104,11 @@ class Attention(nn.Module):
 class Layer(nn.Module):
     def __init__(self, s: Shape) -> None:
         super().__init__()
-        norm = nn.RMSNorm if s.gated else nn.LayerNorm
+        norm = nn.RMSNorm if s.kind == "llama" else nn.LayerNorm
         self.first, self.second, self.attention = norm(s.width), norm(s.width), Attention(s)
-        self.up = nn.Linear(s.width, s.d_ff, bias=not s.gated)
-        self.gate = nn.Linear(s.width, s.d_ff, bias=False) if s.gated else None
-        self.down = nn.Linear(s.d_ff, s.width, bias=not s.gated)
+        self.up = nn.Linear(s.width, s.d_ff, bias=s.kind == "gpt")
+        self.gate = nn.Linear(s.width, s.d_ff, bias=False) if s.kind == "llama" else None
+        self.down = nn.Linear(s.d_ff, s.width, bias=s.kind == "gpt")
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attention(self.first(x))
@@ -122,11 +122,11 @@ class Model(nn.Module):
     def __init__(self, s: Shape) -> None:
         super().__init__()
         self.tokens = nn.Embedding(s.vocab, s.width)
-        self.places = None if s.gated else nn.Embedding(s.tokens, s.width)
+        self.places = None if s.kind == "llama" else nn.Embedding(s.tokens, s.width)
         self.layers = nn.ModuleList(Layer(s) for _ in range(s.layers))
-        self.norm = nn.RMSNorm(s.width) if s.gated else nn.LayerNorm(s.width)
+        self.norm = nn.RMSNorm(s.width) if s.kind == "llama" else nn.LayerNorm(s.width)
         self.head = nn.Linear(s.width, s.vocab, bias=False)
-        if not s.gated:
+        if s.kind == "gpt":
             self.head.weight = self.tokens.weight
 
     def forward(self, numbers: Tensor) -> Tensor:
@@ -166,14 +166,16 @@ def main(file: str) -> None:
     taken: dict[tuple[str, str], list[float]] = {key: [] for key in calls}
     order = list(calls)
     for turn in range(RUNS + 1):
-        random.Random(turn).shuffle(order)
+        random.Random(turn).shuffle(order)  # noqa: S311 - an order, no secret
         for key in order:
             start = now()
             calls[key]()
             if turn:
                 taken[key].append(now() - start)
     off: dict[str, list[float]] = {"forward": [], "step": []}
-    print(f"{'model':24} {'pass':8} {'measured':>9} {'median':>9} {'predicted':>9} {'error':>7}  90 %")
+    print(
+        f"{'model':24} {'pass':8} {'measured':>9} {'median':>9} {'predicted':>9} {'error':>7}  90 %"
+    )
     for (name, kind), seconds in taken.items():
         s = MODELS[name]
         spec = catalog.load(config(s)).spec

@@ -12,8 +12,8 @@ from scantling.catalog import load
 from scantling.spec import Spec
 
 Kind = Literal[
-    "gemm", "attention", "trained", "copy", "norm", "activation", "add", "loss", "optimizer", "launch",
-    "forward", "step",
+    "gemm", "attention", "trained", "copy", "norm", "activation", "add", "loss", "optimizer",
+    "launch", "forward", "step",
 ]  # fmt: skip
 
 WIDTHS = (64, 128, 256, 384, 500, 511, 512, 640, 768, 1000, 1023, 1024, 1408, 1536, 2048, 2304,
@@ -28,7 +28,10 @@ transposed in memory."""
 ACCELERATOR = 5e12
 """FLOPs per second that no CPU reaches in a product."""
 LIGHT: tuple[tuple[Kind, str], ...] = (
-    ("norm", "rms"), ("norm", "layer"), ("activation", "gated"), ("activation", "plain"),
+    ("norm", "rms"),
+    ("norm", "layer"),
+    ("activation", "gated"),
+    ("activation", "plain"),
     ("add", ""),
 )
 """Light work by kind and form."""
@@ -213,7 +216,9 @@ def _light(memory: float, dtype: str, *, quick: bool) -> list[Case]:
     ]
     found += [
         Case(kind="optimizer", shape=shape, dtype=dtype, held=i == 1)
-        for i, shape in enumerate(((2_000_000, 20), (8_000_000, 40), (24_000_000, 60), (12_000_000, 1)))
+        for i, shape in enumerate(
+            ((2_000_000, 20), (8_000_000, 40), (24_000_000, 60), (12_000_000, 1))
+        )
     ]
     return found
 

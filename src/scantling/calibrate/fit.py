@@ -95,9 +95,9 @@ def fit(
     def values(x: Any) -> dict[str, float]:
         return {f.name: float(math.exp(v)) for f, v in zip(free, x, strict=True)}
 
-    low, high = np.log([f.low for f in free]), np.log([f.high for f in free])
-    found = least_squares(residuals, 1 + 0 * start, bounds=(low - start + 1, high - start + 1), loss="soft_l1", f_scale=loose,
-                          diff_step=1e-3, max_nfev=60)  # fmt: skip
+    low, high = (1 - start + np.log([getattr(f, end) for f in free]) for end in ("low", "high"))
+    found = least_squares(residuals, 1 + 0 * start, bounds=(low, high), loss="soft_l1",
+                          f_scale=loose, diff_step=1e-3, max_nfev=60)  # fmt: skip
     return apply(chip, values(found.x - 1 + start))
 
 
@@ -178,8 +178,13 @@ def fit_gemm(chip: Chip, samples: Sequence[Sample]) -> Chip:
                     spread_rows=((1.0, 0.0),), spread_s=((1e-4, 0.0),))  # fmt: skip
     found = fit(blank, mine, (*free, *widths), apply)
     wide = half_width(errors(found, held or mine))
-    large, small = ([abs(math.expm1(e)) for e in errors(found, part)] for part in (
-        [s for s in held if s.case.shape[0] > 256], [s for s in held if s.case.shape[0] <= 256]))
+    large, small = (
+        [abs(math.expm1(e)) for e in errors(found, part)]
+        for part in (
+            [s for s in held if s.case.shape[0] > 256],
+            [s for s in held if s.case.shape[0] <= 256],
+        )
+    )
     return changed(
         found, "gemm", below=wide, above=wide,
         matmul_error=statistics.median(large or [0.1]),
@@ -218,7 +223,11 @@ def fit_attention(chip: Chip, samples: Sequence[Sample]) -> Chip:
             replace(s, case=replace(s.case, kind="trained"))
             for s in of_kind(samples, "attention", backward=back)
         ]
-        found = fit(found, part, curve, lambda c, v, f=field: _kernel(c, {f: points(v)}))
+
+        def trained(c: Chip, v: dict[str, float], field: str = field) -> Chip:
+            return _kernel(c, {field: points(v)})
+
+        found = fit(found, part, curve, trained)
     off = mean_error(errors(found, held or mine))
     wide = half_width(errors(found, held or mine))
     found = _kernel(found, {"error": off})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import datetime
+import datetime as dt
 import math
 import statistics
 import time
@@ -36,8 +36,9 @@ MEMORY = {"cpu": 16e9, "cuda": 64e9}
 """Bytes that no case takes more than a hundredth of."""
 WORTH = 0.5
 """A narrower dtype at less than this share of the first one's rate has no units of its own."""
-SECONDS = 45.0
-"""For kernels, and again for whole models; a quick calibration takes a third."""
+KERNELS_S, ALL_S = 40.0, 75.0
+"""When the last round of kernels begins, and when the last of whole models does; a quick
+calibration takes a third. On a busy machine fewer rounds are made."""
 ROUNDS = 6
 LARGE_COPY = 5_000_000
 """Elements of a copy that does not fit in a cache twice."""
@@ -76,23 +77,24 @@ def calibration(
     """
     by, build = clock(device, threads), Builder(device)
     rate, dtypes = _probe(device, by, build)
-    seconds = SECONDS / 3 if quick else SECONDS
+    part = 1 / 3 if quick else 1.0
     parts = (kernels(rate, MEMORY[device], dtypes, quick=quick),
              models(rate, dtypes[0], quick=quick))  # fmt: skip
     samples: list[Sample] = []
     total = sum(len(p) for p in parts) * ROUNDS
-    for i, cases in enumerate(parts):
+    for i, (cases, until) in enumerate(zip(parts, (KERNELS_S, ALL_S), strict=True)):
+        left = begun + part * until - time.monotonic()
         past = i * len(parts[0]) * ROUNDS
 
         def told(done: int, _of: int, kind: str, past: int = past) -> None:
             progress(past + done, total, kind)
 
-        samples += measure(cases, Builder(device), by, rounds=ROUNDS, seconds=seconds,
+        samples += measure(cases, Builder(device), by, rounds=ROUNDS, seconds=left,
                            progress=told)  # fmt: skip
     progress(total, total, "fit")
     one = fitted(first_chip(device, threads, _rates(samples, dtypes), _bandwidth(samples)), samples)
     measured = Measured(
-        when=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), device=device,
+        when=dt.datetime.now(dt.UTC).isoformat(timespec="seconds"), device=device,
         threads=threads, clock=by.name, software=software(), quick=quick,
         seconds=round(time.monotonic() - begun, 1), load=round(max(load, 0.0), 2),
         spread=round(statistics.median(s.spread for s in samples), 4),

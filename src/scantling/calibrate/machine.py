@@ -26,10 +26,10 @@ def need_software() -> None:
     Raises:
         FieldError: If one of them cannot be found.
     """
-    for module, extra in (("torch", "lab"), ("scipy", "fit")):
+    for module, extras in (("torch", "lab,fit"), ("scipy", "fit")):
         if find_spec(module) is None:
-            raise FieldError("calibrate", None, f"needs {module}", "pip install 'scantling[lab,fit]'"
-                             if extra == "lab" else "pip install 'scantling[fit]'")  # fmt: skip
+            hint = f"pip install 'scantling[{extras}]'"
+            raise FieldError("calibrate", None, f"needs {module}", hint)
 
 
 def check_device(device: str) -> None:
@@ -49,12 +49,14 @@ def check_device(device: str) -> None:
 
 def software() -> tuple[tuple[str, str], ...]:
     """What measures: Python, torch, scantling."""
-    return (("scantling", version("scantling")), ("torch", version("torch")),
-            ("python", platform.python_version()), ("system", platform.platform(terse=True)))  # fmt: skip
+    return (
+        ("scantling", version("scantling")), ("torch", version("torch")),
+        ("python", platform.python_version()), ("system", platform.platform(terse=True)),
+    )  # fmt: skip
 
 
 def load_per_core() -> float:
-    """Programs that want to run, per core, over the last minute; 0 where the system does not say."""
+    """Programs that want to run, per core, in the last minute; 0 where none says."""
     try:
         return os.getloadavg()[0] / (os.cpu_count() or 1)
     except OSError:
@@ -62,10 +64,10 @@ def load_per_core() -> float:
 
 
 def cpu_name(text: str) -> tuple[str, str]:
-    """Vendor and name in the text of ``/proc/cpuinfo``; empty where it does not say.
+    r"""Vendor and name in the text of ``/proc/cpuinfo``; empty where it does not say.
 
     Example:
-        >>> cpu_name("vendor_id : AuthenticAMD\\nmodel name\\t: AMD EPYC 9654 96-Core Processor\\n")
+        >>> cpu_name("vendor_id : AuthenticAMD\nmodel name\t: AMD EPYC 9654 96-Core Processor\n")
         ('AMD', 'AMD EPYC 9654 96-Core Processor')
     """
     found = dict(re.findall(r"^(vendor_id|model name)\s*:\s*(.*)$", text, re.MULTILINE))

@@ -7,7 +7,6 @@ from typing import Any
 
 from scantling.calibrate.cases import Case
 from scantling.calibrate.timing import Run
-from scantling.calibrate.whole import model_of
 
 RATE = 1e-4
 """Of the optimizer: any."""
@@ -97,9 +96,10 @@ class Builder:
         x, y = (self.numbers(case, *case.shape, grad=case.backward) for _ in "xy")
         functional = self.torch.nn.functional
         if case.form == "gated":
-            run, inputs = (lambda: functional.silu(x) * y), (x, y)
+            run: Run = lambda: functional.silu(x) * y  # noqa: E731 - one of two
         else:
-            run, inputs = (lambda: functional.gelu(x)), (x,)
+            run = lambda: functional.gelu(x)  # noqa: E731 - the other
+        inputs = (x, y) if case.form == "gated" else (x,)
         return self._backward(run, inputs) if case.backward else run
 
     def add(self, case: Case) -> Run:
@@ -130,10 +130,12 @@ class Builder:
 
     def _model(self, case: Case) -> tuple[Any, Any]:
         """A whole model and tokens for it; forward and step share them."""
+        from scantling.calibrate.whole import Whole
+
         key = (case.shape, case.form, case.dtype)
         if key not in self.models:
             vocab, batch, tokens = case.shape[-3:]
-            model = model_of(case).to(self.device, self.dtype(case))
+            model = Whole(case).to(self.device, self.dtype(case))
             numbers = self.torch.randint(vocab, (batch, tokens), device=self.device)
             self.models[key] = (model, numbers)
         found: tuple[Any, Any] = self.models[key]
@@ -157,7 +159,8 @@ class Builder:
 
         def run() -> None:
             logits = model(tokens)
-            entropy(logits.flatten(0, 1), tokens.flatten()).backward()
+            loss: Any = entropy(logits.flatten(0, 1), tokens.flatten())
+            loss.backward()
             optimizer.step()
             optimizer.zero_grad()
 

@@ -25,7 +25,7 @@ BUSY = 0.5
 @click.option("--quick", is_flag=True, help="A third of the cases, in a third of the time.")
 @as_json
 def calibrate(device: str, threads: int | None, out: str, quick: bool, as_json: bool) -> int:
-    """Measure this machine and write a chip file: --gpu FILE then takes it wherever a chip is named.
+    """Measure this machine and write a chip file, which --gpu takes for a chip's name.
 
     Takes one to two minutes and needs torch. The file is written whole, at the end.
 
@@ -66,10 +66,14 @@ def _show(found: Calibration, out: str) -> None:
     one, m = found.chip, found.measured
     console = text.console()
     rates = ", ".join(f"{d} {one.rate(d) / 1e9:,.0f} GFLOP/s" for d in one.dtypes)
-    console.print(f"[bold]{one.name}[/bold]: {rates}, copies {one.memory_bytes_per_s / 1e9:,.1f} "
-                  f"GB/s; {len(found.samples)} cases in {m.seconds:.0f} s, {m.clock} clock")  # fmt: skip
-    table = text.table(("kind", "left"), ("fitted on", "right"), ("error", "right"),
-                       ("held out", "right"), ("error", "right"), ("in interval", "right"))  # fmt: skip
+    console.print(
+        f"[bold]{one.name}[/bold]: {rates}, copies {one.memory_bytes_per_s / 1e9:,.1f} GB/s; "
+        f"{len(found.samples)} cases in {m.seconds:.0f} s, {m.clock} clock"
+    )
+    table = text.table(
+        ("kind", "left"), ("fitted on", "right"), ("error", "right"), ("held out", "right"),
+        ("error", "right"), ("in interval", "right"),
+    )  # fmt: skip
     for e in m.errors:
         table.add_row(e.kind, str(e.n_fitted), _percent(e.fitted), str(e.n_held),
                       _percent(e.held), _percent(e.inside, 0))  # fmt: skip
@@ -80,8 +84,8 @@ def _show(found: Calibration, out: str) -> None:
     console.print("time of a product by the largest power of two that divides its widths, "
                   f"over 64: {ratios}")  # fmt: skip
     if m.clock == "wall" and m.load > BUSY:
-        console.print(f"[yellow]the machine was busy ({m.load:.1f} programs a core): run again when "
-                      "it is idle, or with --threads 1[/yellow]")  # fmt: skip
+        console.print(f"[yellow]the machine was busy ({m.load:.1f} programs a core): run again "
+                      "when it is idle, or with --threads 1[/yellow]")  # fmt: skip
     console.print(f"written: {out}; use it as --gpu {out if '/' in out else './' + out}")
 
 

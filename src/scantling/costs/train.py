@@ -111,12 +111,14 @@ def by_tensor(placed: Iterable[Placed], recipe: Recipe, chip: Chip) -> Num:
     e = chip.constants.elementwise
     if not e.slower:
         return 1.0
-    size, slow, whole = dtype_bytes(recipe.gradients), 0.0, 0.0
+    size, whole = dtype_bytes(recipe.gradients), 0.0
+    slow: Num = 0.0
     for tensor in (t for p in placed for t in p.op.tensors if not t.buffer and not t.alias):
         total: Any = tensor.size()
         slow = slow + total * e.slowed(2 * size * tensor.each())
         whole = whole + total
-    return slow / whole
+    share: Num = slow / whole
+    return share
 
 
 class Parts(Struct, frozen=True):

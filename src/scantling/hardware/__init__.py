@@ -55,8 +55,9 @@ def chip(name: str) -> Chip:
     Nor do a number of chips before the name and a link after it: ``8x H200 NVLink4``.
 
     Args:
-        name: ``h100-sxm``, ``H100 SXM``, a chip file (``./my-cpu.toml``), or what ``torch.cuda.get_device_name()`` says:
-            ``NVIDIA H100 80GB HBM3``, ``Tesla V100-SXM2-32GB``.
+        name: ``h100-sxm``, ``H100 SXM``, a chip file (``./my-cpu.toml``), or what
+            ``torch.cuda.get_device_name()`` says: ``NVIDIA H100 80GB HBM3``,
+            ``Tesla V100-SXM2-32GB``.
 
     Raises:
         UnknownNameError: If no chip has that name; it names the nearest.
