@@ -188,7 +188,8 @@ def test_a_family_lends_its_constants_with_a_wider_interval():
         return float(time.high_s) / float(time.low_s)
 
     assert width(known, "bf16") < width(like, "bf16")
-    assert width(like, "fp16") < width(unseen, "fp16")
+    assert width(known, "fp16") < width(unseen, "fp16")
+    assert like.constants.gemm.least < unseen.constants.gemm.least
 
 
 def test_experts_cost_by_those_that_are_touched():
@@ -200,6 +201,21 @@ def test_experts_cost_by_those_that_are_touched():
     weights = 2 * 4096 * 2048 * 8
     assert few.lower_s == pytest.approx(weights / 3.35e12)
     assert few.value_s < all_.value_s
+
+
+def test_experts_split_into_odd_widths_took_twice_as_long(shared):
+    """704 wide over 16 ranks is 44, over 8 ranks 88: half the work that takes as long or longer."""
+    found = defaultdict(dict)
+    for row in table(shared, "moe_aiconfigurator.csv"):
+        if row["moe_dtype"] == "bfloat16" and row["moe_ep_size"] == "1":
+            inner = int(row["inter_size"]) / int(row["moe_tp_size"])
+            found[inner % 16 != 0][row["row_id"]] = row
+    for crooked_width in (False, True):
+        ratios = []
+        for row in found[crooked_width].values():
+            one = readers.fused_experts(row)
+            ratios.append(one.predicted / one.actual)
+        assert statistics.median(ratios) == pytest.approx(1.0, abs=0.15)
 
 
 def test_the_three_products_of_routed_experts_work_out_the_same_flops():

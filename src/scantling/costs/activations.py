@@ -6,8 +6,8 @@ Autograd keeps, of each operator, what its gradient needs:
     norm                     its input; written out in bf16, an fp32 copy of it (RMS) instead
     activation               its input: gate and up where gated; unfused, the activated gate too
     attention, flash         q, k, v, the output, and the log-sum-exp in fp32, 4 a s
-    attention, unfused       q, k, v, softmax 2 a s² (written out, 4 a s² more in fp32); with
-                             dropout its mask a s² and output 2 a s²
+    attention, unfused       q, k, v, softmax 2 a s²; with dropout its mask a s² and output 2 a s²;
+                             written out, 4 a s² more in fp32, and keys repeated for all heads
     dropout                  a mask of one byte an element
     residual sum, lookup     nothing
 
@@ -30,7 +30,6 @@ from msgspec import Struct
 
 from scantling.arith import Num, maximum, minimum, product
 from scantling.costs.ranks import Placed
-from scantling.spec import dtype_bytes
 from scantling.spec.plan import Adapter, Plan, Prompt, Recipe
 
 STREAM_NORMS = ("pre_norm", "final_norm")
@@ -87,12 +86,14 @@ def kept(ops: tuple[Placed, ...], width: Any, plan: Plan, recipe: Recipe, rows: 
     largest: Any = 0
     temporary: Any = 0
     spare: Any = plan.recompute_layers
+    idle: Any = _idle_layers(recipe)
     for layer, left in own.items():
         if not layer:
             continue
         largest = maximum(largest, left)
         temporary = maximum(temporary, grads[layer] + stream)
-        n = occurs[layer]
+        n = occurs[layer] - minimum(idle, occurs[layer])
+        idle = idle - (occurs[layer] - n)
         again = n if spare is None else minimum(spare, n)
         spare = None if spare is None else spare - again
         if plan.recompute == "full":
@@ -104,9 +105,16 @@ def kept(ops: tuple[Placed, ...], width: Any, plan: Plan, recipe: Recipe, rows: 
     return Kept(layers=layers, outside=own.get("", 0), one_layer=largest, temporary=temporary)
 
 
+def _idle_layers(recipe: Recipe) -> int:
+    """Layers before the first trained parameter: no gradient passes them, so they keep nothing."""
+    adapter = recipe.adapter
+    prompts_alone = isinstance(adapter, Prompt) and not adapter.scales
+    return adapter.first_layer if prompts_alone else 0  # type: ignore[union-attr]
+
+
 def item(recipe: Recipe) -> float:
     """Bytes of an activation: those of the weights' forward dtype, 16 bits beneath it."""
-    return max(2.0, dtype_bytes("fp32" if recipe.dtype == "fp32" else "bf16"))
+    return 4.0 if recipe.dtype == "fp32" else 2.0
 
 
 def stream_share(plan: Plan) -> int:
@@ -187,7 +195,8 @@ class _Fold:
                 left = left + read / share + self._adapter(placed, read)
                 self.stream_kept = True
         elif leaf == "o" and self.flash:
-            left = left + read  # the output, which flash attention keeps itself
+            # The output, which flash attention keeps itself; before an exchange and after it.
+            left = left + read * (2 if self.plan.ulysses and self.plan.cp > 1 else 1)
         elif self._trains(leaf):
             left = left + read
         if leaf in {"qkv", "kv", "q", "q_up"}:  # what attention reads
@@ -262,6 +271,9 @@ class _Fold:
             return left + self.saved
         if self.plan.recompute == "selective":
             return left
+        if not self.recipe.fused and op.cache is not None and op.cache.expanded is None:
+            whole, shared = product(op.m, heads, op.k), product(op.m, op.cache.per_token)
+            left = left + (whole - shared * self.plan.micro_batch) * self.b  # keys are repeated
         pairs = product(op.m, op.n, heads)
         upcast = 0 if self.recipe.fused else 4
         return left + pairs * (self.b + upcast + (1 + self.b if self.recipe.dropout else 0))
@@ -272,7 +284,7 @@ class _Fold:
         inputs = 2 * each if self.gated else each
         if self.gated and not self.recipe.fused:
             return inputs + each, inputs + each
-        return inputs, inputs
+        return inputs, each if self.recipe.in_place else inputs
 
 
 FUSED = {"q": ("qkv", "q", "q_up"), "k": ("qkv", "kv"), "v": ("qkv", "kv")}

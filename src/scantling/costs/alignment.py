@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from scantling.arith import Num, round_up
 from scantling.costs.count import parameters
+from scantling.costs.kernels.gemm import crooked
 from scantling.costs.kernels.misaligned import Penalty, misaligned
 from scantling.costs.time import op_time, row_widths
 from scantling.errors import FieldError, ScantlingError
@@ -63,7 +64,7 @@ class Nearby(Struct, frozen=True, kw_only=True):
         multiple: The power of two it is a multiple of.
         recommended: The multiple that fills a line of memory.
         neighbours: Other values, in order.
-        guaranteed: Whether any neighbour is faster at the least of its interval.
+        guaranteed: Whether a larger neighbour is faster at the least of its interval.
         why: What stands behind the gains.
     """
 
@@ -143,7 +144,7 @@ def nearby(
     return Nearby(
         field=field, now=now, multiple=power_of_two(now),
         recommended=recommended_multiple(chip, workload.dtype), neighbours=tuple(found),
-        guaranteed=any(float(n.gain.low or 0) > 1 for n in found),
+        guaranteed=any(n.value > now and float(n.gain.low or 0) > 1 for n in found),
         why=(*_sources(chip), MEASURE),
     )  # fmt: skip
 
@@ -151,7 +152,8 @@ def nearby(
 def priced(spec: Spec, workload: Workload, chip: Chip) -> Penalty:
     """Seconds of all operators with the expected, the least and the most that alignment costs.
 
-    Products of routed experts count as expected: their kernels pad rows themselves.
+    Products of routed experts whose widths are no multiples of 16 were measured to be slower in
+    one library; the least is that another loads them as it loads the rest.
     """
     value: Num = 0.0
     low: Num = 0.0
@@ -161,6 +163,9 @@ def priced(spec: Spec, workload: Workload, chip: Chip) -> Penalty:
         factor = Penalty(1.0, 1.0, 1.0)
         if op.kind == "matmul" and op.experts is None:
             factor = misaligned(chip, workload.dtype, *row_widths(op))
+        elif op.kind == "matmul":
+            slow = crooked(chip, workload.dtype, op.n, op.k)
+            factor = Penalty(slow, 1.0, slow)
         bare = seconds / factor.value
         value, low, high = value + seconds, low + bare * factor.low, high + bare * factor.high
     return Penalty(value, low, high)

@@ -124,7 +124,8 @@ def _product(op: Op, workload: Workload, chip: Chip, whole: Num) -> Product:
                          why=("costs.kernels.gemm",)),
         share=float(time.value_s / whole), intensity=place.intensity, ridge=place.ridge,
         bound=place.bound, fraction=flops / float(time.value_s) / rate, tile=tile, filled=filled,
-        waves=waves, grows=op.part != "lm_head", misaligned=Quantity(value=float(factor.value), low=float(factor.low),
+        waves=waves, grows=op.part != "lm_head",
+        misaligned=Quantity(value=float(factor.value), low=float(factor.low),
                             high=float(factor.high), unit="ratio", kind="assumed",
                             why=chip.constants.alignment.sources),
     )  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from scantling.costs.estimate import DAY_S
+from scantling.costs.estimate import DAY_S, reference_mfu
 from scantling.errors import FieldError
 from scantling.hardware import Chip
 from scantling.laws import Features, law
@@ -19,11 +19,9 @@ STEPS = 40
 def flops_of(days: float, chip: Chip, n_gpu: int, dtype: str) -> int:
     """Training FLOPs that so many days on so many chips allow.
 
-    Days × chips × peak × the fraction a large GEMM reaches / the factor a step takes over its
-    kernels.
+    Days × chips × peak × the MFU that a 7B reaches there.
     """
-    rate = chip.rate(dtype) * chip.constants.gemm.matmul_at(dtype)
-    return int(days * DAY_S * n_gpu * rate / chip.constants.step.matmul)
+    return int(days * DAY_S * n_gpu * chip.rate(dtype) * reference_mfu(chip, n_gpu, dtype))
 
 
 def size_of(

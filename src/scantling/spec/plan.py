@@ -23,6 +23,7 @@ class Plan(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         pp: Pipeline stages.
         dp: Data-parallel replicas.
         cp: Context-parallel degree: each rank holds context / cp tokens of a sequence.
+        ulysses: Whether context is split by an all-to-all between tokens and heads, not by a ring.
         ep: Expert-parallel degree.
         expert_tp: Tensor-parallel degree of the experts; None is that of the rest.
         virtual: Chunks of layers a stage holds (interleaved 1F1B); 1 is plain 1F1B.
@@ -47,6 +48,7 @@ class Plan(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     pp: int = 1
     dp: int = 1
     cp: int = 1
+    ulysses: bool = False
     ep: int = 1
     expert_tp: int | None = None
     virtual: int = 1
@@ -140,6 +142,7 @@ class Recipe(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         reduce: Dtype gradients travel in.
         attention: Its kernel.
         fused: Whether elementwise work is fused (compiled, or hand-written kernels).
+        in_place: Whether the kernel of the activation writes its gradient over its input.
         fused_qkv: Whether one product makes queries, keys and values, of which the value stays a
             slice.
         overlap: Whether communication runs beside compute where the schedule allows it.
@@ -154,7 +157,7 @@ class Recipe(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         offload: Whether optimizer states live on the host.
         offload_weights: Whether shared weights live there too and come when they are gathered.
         bucket_elements: Elements of weights and gradients that software keeps in flight in buckets
-            of its own; DeepSpeed's stage 3 keeps 1.55e9 by default.
+            of its own, at 16 bits; see ``validate/memory.py`` for DeepSpeed's defaults.
         adapter: Fine-tuning by adapters on frozen weights; None trains every weight.
 
     Example:
@@ -171,6 +174,7 @@ class Recipe(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     reduce: str = "bf16"
     attention: Attention = "flash3"
     fused: bool = True
+    in_place: bool = False
     fused_qkv: bool = False
     overlap: bool = True
     dropout: bool = False

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from scantling.arith import Dim, Num, ceil_div, log2, maximum, minimum, product, round_up, wide
 from scantling.costs.kernels.time import Terms, Time, spread, within
@@ -120,12 +121,12 @@ def prefill_time(chip: Chip, dtype: str, shape: Shape, launches: Num = 1) -> Tim
         work    = 2 (h_k + h_v) × tiled pairs × B × H / (fraction(h) × rate)
         longest = the same of the block that sees most keys, on one SM of the chip's n
         memory  = (a × bytes of queries and outputs + b × bytes of keys and values) / bandwidth
-        blocks  = B × H × ⌈Q / 128⌉ / n × what a block costs
+        blocks  = (B × H × ⌈Q / 128⌉ × what a block costs + B × Q × what a token costs) / n
         time    = launch + work + tail × longest + memory + blocks
 
     The longest block is what a wave of blocks waits for: a greedy schedule of jobs ends at most
     one longest job after the even share (Graham 1966). Memory adds to the work since keys are
-    written to a paged cache and read back before the kernel has them.
+    written to a paged cache and read back before the kernel has them, token by token.
 
     Args:
         chip: Where.
@@ -154,7 +155,8 @@ def prefill_terms(chip: Chip, dtype: str, shape: Shape) -> Terms:
     c = chip.constants.attention
     work, longest = _compute(chip, dtype, shape, c.prefill_at(shape.width), shape.both)
     memory = _passes(chip, shape, c.prefill_query_passes, c.prefill_kv_passes)
-    blocks = wide(shape.blocks) / _sms(chip) * c.prefill_block_s
+    rows = product(shape.batch, shape.queries)
+    blocks = (wide(shape.blocks) * c.prefill_block_s + rows * c.prefill_token_s) / _sms(chip)
     return c.prefill_launch_s, work, c.prefill_tail * longest, memory, blocks
 
 
@@ -243,22 +245,32 @@ def training_time(
         True
     """
     c = chip.constants.attention
+    passes = 2 if backward else 1
+    terms = training_terms(chip, dtype, shape, kernel, backward=backward)
+    value = sum(terms)
+    error = spread(terms, c.kernel(kernel).spread, c.widen)
+    lower = maximum(passes * shape.flops / chip.rate(dtype), _passes(chip, shape, passes, passes))
+    return within(lower, value, value * error, error, error).times(launches)
+
+
+def training_terms(
+    chip: Chip, dtype: str, shape: Shape, kernel: str, *, backward: bool = False
+) -> Terms:
+    """Seconds of what a kernel is for, work or scores; and of launches, tail and passes."""
+    c = chip.constants.attention
     k = c.kernel(kernel)
     products, passes = (2.5, 2) if backward else (1, 1)
     fraction = interpolate(shape.width, k.backward if backward else k.forward)
-    memory = _passes(chip, shape, k.passes * passes, k.passes * passes)
+    rest: Num = c.prefill_launch_s * k.launches * passes
+    rest = rest + _passes(chip, shape, k.passes * passes, k.passes * passes)
+    scores: Num = 0.0
     if k.scores:
-        products, scored = passes, product(shape.batch, shape.n_head, shape.queries, shape.keys)
         each = k.scores if shape.visible is None else k.scores + k.mask
-        memory = memory + scored * (each * passes) / chip.memory_bytes_per_s
-        shape = Shape(batch=shape.batch, queries=shape.queries, keys=shape.keys,
-                      n_head=shape.n_head, n_kv_head=shape.n_kv_head, d_key=shape.d_key,
-                      d_value=shape.d_value)  # fmt: skip
+        every = product(shape.batch, shape.n_head, shape.queries, shape.keys)
+        scores = every * (each * passes) / chip.memory_bytes_per_s
+        products, shape = passes, replace(shape, visible=None, reach=None)
     work, longest = _compute(chip, dtype, shape, fraction, shape.both * products)
-    value = c.prefill_launch_s * k.launches * passes + work + k.tail * longest + memory
-    error = (1 + 2 * k.error) ** c.widen
-    lower = maximum(products * shape.flops / chip.rate(dtype), _passes(chip, shape, passes, passes))
-    return within(lower, value, value * error, error, error).times(launches)
+    return work + scores, rest + k.tail * longest
 
 
 def _compute(chip: Chip, dtype: str, shape: Shape, fraction: Num, width: Num) -> tuple[Num, Num]:
