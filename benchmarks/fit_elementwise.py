@@ -27,18 +27,22 @@ def launch(kind):
     return "launch_s" if kind == "copy" else f"{kind}_s"
 
 
+def row(kind):
+    return "row_s" if kind == "copy" else f"{kind}_row_s"
+
+
 class Light:
     """Measured light work of one chip."""
 
     def __init__(self, of, rows):
         self.chip = chip(of)
         found = []
-        for row in rows:
+        for each in rows:
             for name in COLUMNS:
-                seconds = float(row[f"{name}_ms"] or 0) * 1e-3
+                seconds = float(each[f"{name}_ms"] or 0) * 1e-3
                 if seconds > 0:
-                    found.append((*light_work(row, name), seconds, row["model"]))
-        self.kind, self.moved, self.seconds, self.group = map(
+                    found.append((*light_work(each, name), seconds, each["model"]))
+        self.kind, self.moved, self.width, self.seconds, self.group = map(
             np.array, zip(*found, strict=True)
         )  # fmt: skip
 
@@ -46,18 +50,19 @@ class Light:
         """(value, low, high) by constants."""
         e = replace(self.chip.constants.elementwise, **found)
         on = replace(self.chip, constants=replace(self.chip.constants, elementwise=e))
-        kinds, moved = self.kind[keep], self.moved[keep]
+        kinds, moved, width = self.kind[keep], self.moved[keep], self.width[keep]
         parts = np.empty((3, len(moved)))
         for kind in FRACTIONS:
             of = kinds == kind
-            time = elementwise_time(on, moved[of], 1, kind)
+            time = elementwise_time(on, moved[of], 1, kind, width[of])
             parts[:, of] = time.value_s, time.low_s, time.high_s
         return parts
 
 
 def fit(tables, keeps=None):
     keeps = keeps or [slice(None)] * len(tables)
-    names = [*FRACTIONS.values(), *(launch(kind) for kind in FRACTIONS), "sharpness"]
+    names = [*FRACTIONS.values(), *(launch(kind) for kind in FRACTIONS),
+             *(row(kind) for kind in FRACTIONS), "sharpness"]  # fmt: skip
 
     def unpacked(x):
         return {n: float(np.exp(v)) for n, v in zip(names, x, strict=True)} | {"widen": 1.0}
@@ -70,9 +75,9 @@ def fit(tables, keeps=None):
         ]
         return np.concatenate(parts)
 
-    start = np.log([0.6] * 4 + [3e-6] * 4 + [2.0])
-    low = np.log([0.1] * 4 + [5e-7] * 4 + [1.2])
-    high = np.log([1.0] * 4 + [2e-5] * 4 + [8.0])
+    start = np.log([0.6] * 4 + [2e-6] * 4 + [1e-10] * 4 + [2.0])
+    low = np.log([0.1] * 4 + [5e-7] * 4 + [1e-13] * 4 + [1.2])
+    high = np.log([1.0] * 4 + [2e-5] * 4 + [2e-9] * 4 + [8.0])
     got = least_squares(residuals, start, bounds=(low, high), loss="soft_l1", f_scale=0.1)
     return unpacked(got.x)
 

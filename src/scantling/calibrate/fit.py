@@ -271,7 +271,8 @@ def fit_light(chip: Chip, samples: Sequence[Sample]) -> Chip:
                        rotary_s=v["activation_s"], slower=curve)  # fmt: skip
 
     mine, held = of_kind(samples, *LIGHT), of_kind(samples, *LIGHT, held=True)
-    blank = changed(chip, "elementwise", sharpness=1.0, copy_spread=1.0, norm_spread=1.0,
+    rows = dict.fromkeys(("row_s", "norm_row_s", "activation_row_s", "rotary_row_s"), 0.0)
+    blank = changed(chip, "elementwise", **rows, sharpness=1.0, copy_spread=1.0, norm_spread=1.0,
                     activation_spread=1.0, rotary_spread=1.0, spread_rows=((1.0, 0.0),),
                     spread_s=((1e-4, 0.0),))  # fmt: skip
     found = fit(blank, mine, free, apply, LIGHT_LOOSE)

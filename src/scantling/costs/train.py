@@ -204,7 +204,7 @@ def handled_bytes(plan: Plan, recipe: Recipe) -> float:
 ERRORS = {
     "narrow": "error_narrow", "experts": "error_experts", "experts_narrow": "error_experts",
     "scan": "error_experts", "waits": "error_experts", "attention": "error_attention",
-    "light": "error_light", "cold": "error_light", "kernels": "error_light",
+    "light": "error_light", "loss": "error_light", "cold": "error_light", "kernels": "error_light",
 }  # fmt: skip
 """Which error each kind of work has beside that of the whole step."""
 
