@@ -143,7 +143,8 @@ def fitted(chip: Chip, samples: Sequence[Sample]) -> Chip:
         chip = step(chip, main)
     chip = _other_rates(chip, samples, first)
     wide = half_width(_left_out(chip, main), 0.05)
-    return changed(fit_step(chip, main), "step", error=wide)
+    # The one error is that of whole steps, so no kind of work adds to it.
+    return changed(fit_step(chip, main), "step", error=wide, error_light=0.0, error_attention=0.0)
 
 
 def _other_rates(chip: Chip, samples: Sequence[Sample], first: str) -> Chip:
