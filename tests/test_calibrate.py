@@ -21,6 +21,7 @@ import scantling
 from scantling.calibrate import calibrate
 from scantling.calibrate.cases import Case, aligned, kernels, models, spec_of
 from scantling.calibrate.fit import (
+    as_training,
     changed,
     errors,
     fit_attention,
@@ -191,8 +192,27 @@ def test_the_fit_of_attention_serves_prompts_and_both_passes_of_training():
     found = fit_attention(machine(), samples + back)
 
     assert mean_error(errors(found, of_kind(samples, "attention", held=True))) < 0.1
-    trained = [replace(s, case=replace(s.case, kind="trained")) for s in [*samples[1:], *back]]
-    assert mean_error(errors(found, trained)) < 0.1
+    assert mean_error(errors(found, as_training([*samples[1:], *back]))) < 0.1
+
+
+@needs_scipy
+def test_the_fit_of_unfused_attention_finds_the_bytes_of_a_score():
+    truth = machine()
+    kernels_of = tuple(
+        replace(k, forward=((64.0, 0.7),), backward=((64.0, 0.7),), scores=30.0, mask=0.0,
+                launches=1.0, passes=1.0, tail=0.0) if k.name == "unfused" else k
+        for k in truth.constants.attention.training
+    )  # fmt: skip
+    truth = changed(truth, "attention", training=kernels_of, prefill_launch_s=6e-6)
+    wanted = [c for c in cases("unfused") if not c.held]
+    trained = [replace(c, kind="trained", form="unfused") for c in wanted]
+    samples = [replace(s, case=c) for s, c in zip(samples_of(truth, trained), wanted, strict=True)]
+    fused = [replace(s, case=replace(s.case, kind="attention")) for s in samples]
+
+    found = fit_attention(machine(), [LAUNCH, *samples, *fused])
+
+    assert mean_error(errors(found, as_training(samples))) < 0.1
+    assert found.constants.attention.kernel("unfused").scores == pytest.approx(30, rel=0.2)
 
 
 @needs_scipy
@@ -240,7 +260,7 @@ def test_a_disturbed_measurement_does_not_bend_the_rest():
 def test_a_whole_fit_marks_what_was_measured_and_sets_the_rate_of_other_dtypes():
     truth = replace(true_machine(), rates=Rates(fp32=RATE, bf16=2.5 * RATE))
     wanted = kernels(RATE, 16e9, ("fp32", "bf16"), quick=True)
-    wanted = [c for c in wanted if c.kind not in {"copy", "launch", "loss", "optimizer"}
+    wanted = [c for c in wanted if c.kind not in {"copy", "launch", "loss", "optimizer", "unfused"}
               and not (c.kind in {"norm", "activation"} and c.backward)]  # fmt: skip
     wanted = [c for c in wanted if not c.backward] + models(RATE, "fp32", quick=True)
     samples = [LAUNCH, *samples_of(truth, wanted)]
@@ -462,8 +482,8 @@ def test_the_verb_measures_writes_and_prints_its_errors(tmp_path, monkeypatch, c
         Case(kind="launch"),
         *(Case(kind="gemm", shape=(32, 32 + 16 * i, 48), form=form, held=i == 1)
           for i, form in enumerate(("forward", "grad_input", "grad_weight"))),
-        *(Case(kind="attention", shape=(1, 2, 1 + i, 128, 32), backward=b, held=i == 1)
-          for i in (0, 1) for b in (False, True)),
+        *(Case(kind=kind, shape=(1, 2, 1 + i, 128, 32), backward=b, held=i == 1)
+          for kind in ("attention", "unfused") for i in (0, 1) for b in (False, True)),
         *(Case(kind=kind, shape=(8 << i, 64), form=form, backward=b, held=i == 1)
           for i in (0, 1)
           for kind, form in (("norm", "rms"), ("norm", "layer"), ("activation", "gated"),
@@ -493,8 +513,8 @@ def test_the_verb_measures_writes_and_prints_its_errors(tmp_path, monkeypatch, c
     assert one.measured.threads == 1
     assert one.measured.clock == "thread"
     assert dict(one.measured.software).keys() >= {"scantling", "torch", "python"}
-    assert {e.kind for e in one.measured.errors} == {"gemm fp32", "attention", "light", "forward",
-                                                     "step"}  # fmt: skip
+    assert {e.kind for e in one.measured.errors} == {"gemm fp32", "attention", "unfused attention",
+                                                     "light", "forward", "step"}  # fmt: skip
 
     group(["calibrate", "--threads", "1", "--out", str(file), "--json"], standalone_mode=False)
     found = json.loads(capsys.readouterr().out)

@@ -12,8 +12,8 @@ from scantling.catalog import load
 from scantling.spec import Spec
 
 Kind = Literal[
-    "gemm", "attention", "trained", "copy", "norm", "activation", "add", "loss", "optimizer",
-    "launch", "forward", "step",
+    "gemm", "attention", "unfused", "trained", "copy", "norm", "activation", "add", "loss",
+    "optimizer", "launch", "forward", "step",
 ]  # fmt: skip
 
 WIDTHS = (64, 128, 256, 384, 500, 511, 512, 640, 768, 1000, 1023, 1024, 1408, 1536, 2048, 2304,
@@ -62,9 +62,10 @@ class Case(Struct, frozen=True, kw_only=True):
     """One thing to measure.
 
     Args:
-        kind: What; ``trained`` is attention as a pass of training, measured as ``attention``.
-        shape: ``gemm`` (m, n, k); ``attention`` (batch, query heads, key-value heads, tokens,
-            head width); ``norm``, ``activation``, ``add`` and ``loss`` (rows, width); ``copy``
+        kind: What; ``unfused`` is attention as products, mask and softmax, ``trained`` either
+            one as a pass of training, measured under its own name.
+        shape: ``gemm`` (m, n, k); attention of any kind (batch, query heads, key-value heads,
+            tokens, head width); ``norm``, ``activation``, ``add`` and ``loss`` (rows, width); ``copy``
             (elements,); ``optimizer`` (parameters, tensors); ``forward`` and ``step``
             (layers, width, query heads, key-value heads, head width, FFN width, vocabulary, batch,
             tokens).
@@ -186,12 +187,14 @@ def _attention(rate: float, dtype: str, n: int, draw: random.Random) -> list[Cas
     for i in range(n):
         d_head = HEAD_WIDTHS[i % len(HEAD_WIDTHS)]
         shapes.append(draw.choice([s for s in grid if s[-1] == d_head and s not in shapes]))
+    # Unfused attention is measured on every other shape: products and softmax vary less.
+    kinds: tuple[tuple[Kind, int], ...] = (("attention", 1), ("unfused", 2))
     return [
-        Case(kind="attention", shape=shape, dtype=dtype, backward=backward,
-             held=i % 3 == 2)
-        for i, shape in enumerate(shapes)
+        Case(kind=kind, shape=shape, dtype=dtype, backward=backward, held=i % 3 == 2)
+        for kind, each in kinds
+        for i, shape in enumerate(shapes[::each])
         for backward in (False, True)
-    ]  # fmt: skip
+    ]
 
 
 def _light(memory: float, dtype: str, *, quick: bool) -> list[Case]:

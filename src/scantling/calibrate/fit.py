@@ -25,6 +25,8 @@ from scantling.hardware.curve import Points
 LOOSE = 0.05
 """Relative error beyond which a sample pulls only by its sign: a disturbed one does not bend the
 rest."""
+LIGHT_LOOSE = 0.3
+"""Light work of one kind differs so much: a norm of torch is one kernel or six."""
 Z90 = 1.645
 """Half-width of a 90 % interval in standard deviations of a normal."""
 
@@ -216,37 +218,61 @@ def fit_attention(chip: Chip, samples: Sequence[Sample]) -> Chip:
         return changed(c, "attention", prefill=points(v), **own)
 
     blank = changed(chip, "attention", prefill_tail=0.0, prefill_query_passes=1.0,
-                    prefill_kv_passes=1.0)  # fmt: skip
+                    prefill_kv_passes=1.0, prefill_token_s=0.0)  # fmt: skip
     found = fit(blank, mine, (*curve, *rest), prompt)
     for field, back in (("forward", False), ("backward", True)):
-        part = [
-            replace(s, case=replace(s.case, kind="trained"))
-            for s in of_kind(samples, "attention", backward=back)
-        ]
 
         def trained(c: Chip, v: dict[str, float], field: str = field) -> Chip:
-            return _kernel(c, {field: points(v)})
+            return _kernel(c, RECIPE_ATTENTION, **{field: points(v)})
 
+        part = as_training(of_kind(samples, "attention", backward=back))
         found = fit(found, part, curve, trained)
+    found = _fit_unfused(found, samples)
     off = mean_error(errors(found, held or mine))
     wide = half_width(errors(found, held or mine))
-    found = _kernel(found, {"error": off})
+    found = _kernel(found, RECIPE_ATTENTION, error=off)
     return changed(found, "attention", prefill_error=off, prefill_spread=(wide,) * 5)
 
 
-def _kernel(chip: Chip, values: dict[str, Any]) -> Chip:
-    """A chip with the training kernel of ``RECIPE_ATTENTION`` changed."""
+def _fit_unfused(chip: Chip, samples: Sequence[Sample]) -> Chip:
+    """Attention of products, a mask and a softmax: a fraction, and bytes for each score."""
+    free = (Free("fraction", 0.6, 0.02, 1.0), Free("scores", 20.0, 1.0, 1000.0))
+
+    def apply(c: Chip, v: dict[str, float]) -> Chip:
+        points = ((64.0, v["fraction"]),)
+        return _kernel(c, "unfused", forward=points, backward=points, scores=v["scores"], mask=0.0)
+
+    mine, held = (
+        [s for back in (False, True)
+         for s in as_training(of_kind(samples, "unfused", held=part, backward=back))]
+        for part in (False, True)
+    )  # fmt: skip
+    if not mine:
+        return chip
+    found = fit(chip, mine, free, apply, LIGHT_LOOSE)
+    return _kernel(found, "unfused", error=mean_error(errors(found, held or mine)))
+
+
+def as_training(samples: Sequence[Sample]) -> list[Sample]:
+    """Samples of attention as passes of training, whose constants are their own."""
+    return [
+        replace(s, case=replace(s.case, kind="trained",
+                                form="unfused" if s.case.kind == "unfused" else ""))
+        for s in samples
+    ]  # fmt: skip
+
+
+def _kernel(chip: Chip, name: str, **values: Any) -> Chip:
+    """A chip with a training kernel changed."""
     made = tuple(
         replace(k, tail=0.0, launches=1.0, passes=1.0, kind="fitted", **values)
-        if k.name == RECIPE_ATTENTION else k
+        if k.name == name else k
         for k in chip.constants.attention.training
     )  # fmt: skip
     return changed(chip, "attention", training=made)
 
 
 LIGHT = ("norm", "activation", "add")
-LIGHT_LOOSE = 0.3
-"""Light work of one kind differs so much: a norm of torch is one kernel or six."""
 SIZES = (19.0, 22.0, 24.0, 25.6, 26.6)
 """log2 of the bytes at which the curve of light work has its corners."""
 
@@ -308,6 +334,6 @@ def fit_step(chip: Chip, samples: Sequence[Sample]) -> Chip:
 
 
 __all__ = [
-    "Case", "Free", "changed", "errors", "fit", "fit_attention", "fit_gemm", "fit_light",
-    "fit_step", "half_width", "inside", "mean_error", "of_kind", "step_of",
+    "Case", "Free", "as_training", "changed", "errors", "fit", "fit_attention", "fit_gemm",
+    "fit_light", "fit_step", "half_width", "inside", "mean_error", "of_kind", "step_of",
 ]  # fmt: skip

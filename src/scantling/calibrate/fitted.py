@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from scantling.calibrate.cases import ACCELERATOR, FORMS, Case, aligned, kernels, models
 from scantling.calibrate.fit import (
     LIGHT,
+    as_training,
     changed,
     errors,
     fit_attention,
@@ -176,14 +177,15 @@ def _left_out(chip: Chip, samples: Sequence[Sample]) -> list[float]:
 def told_errors(chip: Chip, samples: Sequence[Sample], dtypes: Sequence[str]) -> tuple[Error, ...]:
     """The errors by kind; the step's on each whole model is with constants from the others."""
     main = [s for s in samples if s.case.dtype == dtypes[0]]
+    by_dtype = [(d, [s for s in samples if s.case.dtype == d]) for d in dtypes]
+    unfused = [s for back in (False, True) for s in _both(main, "unfused", backward=back)]
     found = [
-        _error(chip, f"gemm {d}", [s for s in samples if s.case.dtype == d], ("gemm",))
-        for d in dtypes
+        *(_error(chip, f"gemm {d}", _both(mine, "gemm")) for d, mine in by_dtype),
+        _error(chip, "attention", _both(main, "attention")),
+        _error(chip, "unfused attention", as_training(unfused)),
+        _error(chip, "light", _both(main, *LIGHT)),
+        _error(chip, "forward", _both(main, "forward")),
     ]
-    found += [
-        _error(chip, "attention", main, ("attention",)), _error(chip, "light", main, LIGHT),
-        _error(chip, "forward", main, ("forward",)),
-    ]  # fmt: skip
     steps = of_kind(main, "step")
     logs = _left_out(chip, main)
     wide = chip.constants.step.error
@@ -195,8 +197,13 @@ def told_errors(chip: Chip, samples: Sequence[Sample], dtypes: Sequence[str]) ->
     return tuple(found)
 
 
-def _error(chip: Chip, name: str, samples: Sequence[Sample], kinds: Sequence[str]) -> Error:
-    used, held = of_kind(samples, *kinds), of_kind(samples, *kinds, held=True)
+def _both(samples: Sequence[Sample], *kinds: str, backward: bool = False) -> list[Sample]:
+    """What was fitted of some kinds, and what was held out."""
+    return of_kind(samples, *kinds, held=None, backward=backward)
+
+
+def _error(chip: Chip, name: str, samples: Sequence[Sample]) -> Error:
+    used, held = ([s for s in samples if s.case.held == h] for h in (False, True))
     return Error(
         kind=name, fitted=_rounded(errors(chip, used)) if used else None,
         held=_rounded(errors(chip, held)) if held else None,

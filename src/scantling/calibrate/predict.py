@@ -53,7 +53,7 @@ def _seconds(chip: Chip, case: Case) -> float:
 def _time(chip: Chip, case: Case) -> Time:
     """The time of a case that is no whole step."""
     ops, work = operators_of(case)
-    return total_time(ops, work, chip, RECIPE_ATTENTION)
+    return total_time(ops, work, chip, case.form or RECIPE_ATTENTION)
 
 
 def interval(chip: Chip, case: Case) -> tuple[float, float]:

@@ -28,7 +28,8 @@ class Builder:
     def __call__(self, case: Case) -> Run:
         """The call, with its inputs made."""
         made: dict[str, Callable[[Case], Run]] = {
-            "gemm": self.gemm, "attention": self.attention, "copy": self.copy, "norm": self.norm,
+            "gemm": self.gemm, "attention": self.attention, "unfused": self.unfused,
+            "copy": self.copy, "norm": self.norm,
             "activation": self.activation, "add": self.add, "loss": self.loss,
             "optimizer": self.optimizer, "launch": self.launch, "forward": self.forward,
             "step": self.step,
@@ -62,6 +63,21 @@ class Builder:
 
         def run() -> Any:
             return attend(q, k, v, is_causal=True, enable_gqa=heads != kv_heads)
+
+        return self._backward(run, (q, k, v)) if grad else run
+
+    def unfused(self, case: Case) -> Run:
+        """The same by hand: scores, mask, softmax, weighted values."""
+        batch, heads, kv_heads, length, d_head = case.shape
+        grad, torch = case.backward, self.torch
+        q = self.numbers(case, batch, heads, length, d_head, grad=grad)
+        k, v = (self.numbers(case, batch, kv_heads, length, d_head, grad=grad) for _ in "kv")
+        hidden = torch.ones(length, length, dtype=torch.bool, device=self.device).triu(1)
+
+        def run() -> Any:
+            keys, values = (x.repeat_interleave(heads // kv_heads, 1) for x in (k, v))
+            scores = (q @ keys.mT * d_head**-0.5).masked_fill(hidden, -torch.inf)
+            return scores.softmax(-1) @ values
 
         return self._backward(run, (q, k, v)) if grad else run
 
