@@ -65,8 +65,8 @@ class Case(Struct, frozen=True, kw_only=True):
         kind: What; ``unfused`` is attention as products, mask and softmax, ``trained`` either
             one as a pass of training, measured under its own name.
         shape: ``gemm`` (m, n, k); attention of any kind (batch, query heads, key-value heads,
-            tokens, head width); ``norm``, ``activation``, ``add`` and ``loss`` (rows, width); ``copy``
-            (elements,); ``optimizer`` (parameters, tensors); ``forward`` and ``step``
+            tokens, head width); ``norm``, ``activation``, ``add`` and ``loss`` (rows, width);
+            ``copy`` (elements,); ``optimizer`` (parameters, tensors); ``forward`` and ``step``
             (layers, width, query heads, key-value heads, head width, FFN width, vocabulary, batch,
             tokens).
         dtype: What numbers.
