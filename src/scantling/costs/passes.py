@@ -12,7 +12,9 @@ from typing import Any
 from msgspec import Struct
 
 from scantling.arith import Num, product, wide
-from scantling.costs.kernels import gemm_time, grouped_time, stream_time, training_time
+from scantling.costs.kernels import grouped_time, stream_time, training_time
+from scantling.costs.kernels.gemm import gemm_s
+from scantling.costs.kernels.misaligned import misaligned
 from scantling.costs.ranks import Placed
 from scantling.costs.time import LIGHT, attention_shape, row_widths
 from scantling.hardware import Chip
@@ -148,9 +150,10 @@ def _product(op: Op, work: Workload, recipe: Recipe, chip: Chip) -> Iterator[tup
     dtype = recipe.dtype if narrow else work.dtype
     launched = wide(op.times)
     groups = op.repeat / op.times
-    widths = row_widths(op)
+    factor = misaligned(chip, dtype, *{id(w): w for w in row_widths(op)}.values()).value
+    factor = factor * launched
     forward, inputs, weights = (
-        gemm_time(chip, dtype, m, n, k, groups, launched, widths=widths).value_s
+        factor * gemm_s(chip, dtype, m, n, k, groups)[1]
         for m, n, k in ((op.m, op.n, op.k), (op.m, op.k, op.n), (op.k, op.n, op.m))
     )
     if op.part == "lm_head":

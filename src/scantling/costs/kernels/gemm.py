@@ -65,6 +65,21 @@ def gemm_time(
         True
     """
     g = chip.constants.gemm.at(dtype)
+    lower, value, upper = gemm_s(chip, dtype, m, n, k, groups, cache_bytes, narrowed=narrowed)
+    time = scattered(g, m, lower, lower, value, upper)
+    penalty = misaligned(chip, dtype, *((n, k) if widths is None else widths))
+    return penalty.on(time).times(launches)
+
+
+def gemm_s(
+    chip: Chip, dtype: str, m: Num, n: Num, k: Num, groups: Num = 1, cache_bytes: Num = 0, *,
+    narrowed: bool = False,
+) -> tuple[Num, Num, Num]:  # fmt: skip
+    """Seconds of one launch of ``gemm_time`` on aligned widths: least, fitted, most.
+
+    Without an interval, for sums over many products and shapes.
+    """
+    g = chip.constants.gemm.at(dtype)
     rate, bandwidth = chip.rate(dtype), chip.memory_bytes_per_s
     flops = product(m, n, k, groups, 2)
     moved = product_bytes(dtype, m, n, k, groups) + cache_bytes
@@ -78,10 +93,7 @@ def gemm_time(
         brought = product(m, k + g.quantise_row, groups, OUTPUT_BYTES + dtype_bytes(dtype))
         added = added + brought / (bandwidth * g.quantise)
     value = _joined(compute, memory, g.sharpness) + added
-    lower = maximum(flops / rate, moved / bandwidth)
-    time = scattered(g, m, lower, lower, value, compute + memory + added)
-    penalty = misaligned(chip, dtype, *((n, k) if widths is None else widths))
-    return penalty.on(time).times(launches)
+    return maximum(flops / rate, moved / bandwidth), value, compute + memory + added
 
 
 def product_bytes(dtype: str, m: Num, n: Num, k: Num, groups: Num = 1) -> Num:
