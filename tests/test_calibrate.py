@@ -35,7 +35,7 @@ from scantling.calibrate.fit import (
 from scantling.calibrate.fitted import alignment, fitted
 from scantling.calibrate.machine import cpu_name, first_chip
 from scantling.calibrate.predict import alone, interval, predicted
-from scantling.calibrate.timing import Clock, Sample, clock, measure, visit
+from scantling.calibrate.timing import Clock, Sample, clock, measure, ready, visit
 from scantling.errors import FieldError
 from scantling.hardware import (
     Measured,
@@ -159,6 +159,24 @@ def test_the_fastest_visit_stands_and_the_spread_says_what_the_others_were():
 
     assert [s.seconds for s in found] == pytest.approx([0.01, 0.5])
     assert [s.spread for s in found] == pytest.approx([1.0, 0.0])
+
+
+def test_what_does_not_fit_in_memory_is_left_out_and_other_errors_are_not_hidden():
+    def build(case):
+        def run():
+            if case.shape[0] > 1:
+                raise RuntimeError(wrong)
+
+        return run
+
+    both = [Case(kind="gemm", shape=(m, 1, 1)) for m in (1, 2)]
+    wrong = "CUDA out of memory"
+    assert list(ready(both, build)) == both[:1]
+    with pytest.raises(FieldError, match="finds no memory"):
+        ready(both[1:], build)
+    wrong = "a bug"
+    with pytest.raises(RuntimeError, match="a bug"):
+        ready(both, build)
 
 
 def test_one_thread_is_timed_by_its_own_clock():

@@ -26,15 +26,21 @@ from scantling.calibrate.fit import (
     mean_error,
     of_kind,
 )
-from scantling.calibrate.machine import first_chip, software
+from scantling.calibrate.machine import (
+    ASSUMED_BYTES,
+    first_chip,
+    load_per_core,
+    memory_bytes,
+    software,
+)
 from scantling.calibrate.run import Builder
 from scantling.calibrate.timing import Clock, Progress, Sample, clock, measure
 from scantling.hardware import Chip, Error, Measured, Rates
 
 PROBE = {"cpu": (512, 512, 512), "cuda": (4096, 4096, 4096)}
 """A first product on each device: its rate sets how large the others get."""
-MEMORY = {"cpu": 16e9, "cuda": 64e9}
-"""Bytes that no case takes more than a hundredth of."""
+MOST_BYTES = 64e9
+"""Of a device's memory no more is counted on: a hundredth of it is the largest case."""
 WORTH = 0.5
 """A narrower dtype at less than this share of the first one's rate has no units of its own."""
 KERNELS_S, ALL_S = 40.0, 75.0
@@ -79,7 +85,8 @@ def calibration(
     by, build = clock(device, threads), Builder(device)
     rate, dtypes = _probe(device, by, build)
     part = 1 / 3 if quick else 1.0
-    parts = (kernels(rate, MEMORY[device], dtypes, quick=quick),
+    room = min(memory_bytes(device) or ASSUMED_BYTES, MOST_BYTES)
+    parts = (kernels(rate, room, dtypes, quick=quick),
              models(rate, dtypes[0], quick=quick))  # fmt: skip
     samples: list[Sample] = []
     total = sum(len(p) for p in parts) * ROUNDS
@@ -97,7 +104,7 @@ def calibration(
     measured = Measured(
         when=dt.datetime.now(dt.UTC).isoformat(timespec="seconds"), device=device,
         threads=threads, clock=by.name, software=software(), quick=quick,
-        seconds=round(time.monotonic() - begun, 1), load=round(max(load, 0.0), 2),
+        seconds=round(time.monotonic() - begun, 1), load=round(max(load, load_per_core()), 2),
         spread=round(statistics.median(s.spread for s in samples), 4),
         errors=told_errors(one, samples, dtypes),
         alignment=alignment(samples, rate, dtypes[0]),
@@ -191,7 +198,7 @@ def told_errors(chip: Chip, samples: Sequence[Sample], dtypes: Sequence[str]) ->
     wide = chip.constants.step.error
     found.append(Error(
         kind="step", fitted=_rounded(errors(chip, steps)), held=_rounded(logs),
-        inside=statistics.fmean(abs(x) <= wide for x in logs), n_fitted=len(steps),
+        inside=statistics.fmean(abs(x) <= wide for x in logs) if logs else None, n_fitted=len(steps),
         n_held=len(logs),
     ))  # fmt: skip
     return tuple(found)

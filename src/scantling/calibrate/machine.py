@@ -20,6 +20,10 @@ SOURCE = "calibrate"
 """Key of the bibliography for what was measured at hand."""
 
 
+ASSUMED_BYTES = 8 * 2**30
+"""Memory of a machine that does not say how much it has."""
+
+
 def need_software() -> None:
     """Raise one line that says what to install where torch or scipy is missing.
 
@@ -59,7 +63,7 @@ def load_per_core() -> float:
     """Programs that want to run, per core, in the last minute; 0 where none says."""
     try:
         return os.getloadavg()[0] / (os.cpu_count() or 1)
-    except OSError:
+    except (AttributeError, OSError):  # not everywhere
         return 0.0
 
 
@@ -91,19 +95,29 @@ def _cpu(threads: int, rates: Rates, bandwidth: float) -> Chip:
     info = Path("/proc/cpuinfo")
     vendor, name = cpu_name(info.read_text("utf-8", "replace")) if info.exists() else ("", "")
     name = name or platform.processor() or platform.machine()
+    ram = memory_bytes("cpu")
     return Chip(
         key=_slug(f"{name} {threads} threads"), name=f"{name}, {threads} threads",
         vendor=vendor or "unknown", architecture=platform.machine(), rates=rates,
-        constants=_measured(constants((platform.machine(),), "")), memory_bytes=_ram(),
-        memory_kind="RAM", memory_bytes_per_s=bandwidth, sm_count=threads, sources=(SOURCE,),
+        constants=_measured(constants((platform.machine(),), "")),
+        memory_bytes=ram or ASSUMED_BYTES, memory_kind="RAM",
+        memory_bytes_per_s=bandwidth,
+        unverified=() if ram else ("memory_bytes",), sm_count=threads, sources=(SOURCE,),
         notes="Rates are those of the fastest products seen, the bandwidth that of a large copy; "
         "what fits in a cache can be faster than the bandwidth.",
     )  # fmt: skip
 
 
-def _ram() -> int:
-    """Bytes of memory of this machine."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+def memory_bytes(device: str) -> int | None:
+    """Bytes of memory of a device; None where the system does not say."""
+    if device == "cuda":
+        import torch
+
+        return int(torch.cuda.get_device_properties(0).total_memory)
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):  # not everywhere
+        return None
 
 
 def _cuda(rates: Rates, bandwidth: float) -> Chip:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from msgspec import Struct
 
 from scantling.calibrate.cases import Case
+from scantling.errors import FieldError
 
 Run = Callable[[], object]
 Build = Callable[[Case], Run]
@@ -89,23 +90,42 @@ def measure(
         progress: Told after each case.
     """
     draw = random.Random(1)  # noqa: S311 - an order, no secret
-    runs = {case: build(case) for case in cases}
-    visits: dict[Case, list[float]] = {case: [] for case in cases}
+    runs = ready(cases, build)
+    visits: dict[Case, list[float]] = {case: [] for case in runs}
     begun = time.monotonic()
-    order = list(cases)
+    order = list(runs)
     for at in range(rounds):
         if at >= FEWEST and time.monotonic() - begun > seconds * at / (at + 1):
             break
         draw.shuffle(order)
         for i, case in enumerate(order):
-            if at == 0:
-                runs[case]()
             visits[case].append(visit(runs[case], by))
             progress(at * len(order) + i + 1, rounds * len(order), case.kind)
     return [
         Sample(case=case, seconds=min(found), spread=statistics.median(found) / min(found) - 1)
         for case, found in visits.items()
     ]
+
+
+def ready(cases: Sequence[Case], build: Build) -> dict[Case, Run]:
+    """The calls of cases, each made once; what does not fit in memory is left out.
+
+    Raises:
+        FieldError: If none fits.
+    """
+    found: dict[Case, Run] = {}
+    for case in cases:
+        try:
+            run = build(case)
+            run()
+        except (MemoryError, RuntimeError) as error:  # torch's own is a RuntimeError
+            if isinstance(error, RuntimeError) and "memory" not in str(error):
+                raise
+            continue
+        found[case] = run
+    if cases and not found:
+        raise FieldError("calibrate", None, "finds no memory for a single case")
+    return found
 
 
 def visit(run: Run, by: Clock) -> float:
