@@ -109,11 +109,11 @@ def test_attention_covers_head_widths_from_32_to_256_forward_and_backward():
     assert {c.backward for c in found} == {True, False}
 
 
-def test_about_a_third_of_the_kernels_is_held_out_and_every_forward_pass():
+def test_about_a_third_of_the_kernels_is_held_out_and_half_of_the_forward_passes():
     for kind in ("gemm", "attention", "norm", "activation"):
         found = cases(kind)
         assert 0.15 < sum(c.held for c in found) / len(found) < 0.5, kind
-    assert all(c.held for c in cases("forward"))
+    assert sum(c.held for c in cases("forward")) == len(cases("forward")) // 2
 
 
 def test_no_case_is_there_twice_and_no_product_is_longer_than_a_tenth_of_a_second():
@@ -532,7 +532,7 @@ def test_the_verb_measures_writes_and_prints_its_errors(tmp_path, monkeypatch, c
     assert one.measured.clock == "thread"
     assert dict(one.measured.software).keys() >= {"scantling", "torch", "python"}
     assert {e.kind for e in one.measured.errors} == {"gemm fp32", "attention", "unfused attention",
-                                                     "light", "forward", "step"}  # fmt: skip
+                                                     "light, alone", "forward", "step"}  # fmt: skip
 
     group(["calibrate", "--threads", "1", "--out", str(file), "--json"], standalone_mode=False)
     found = json.loads(capsys.readouterr().out)

@@ -253,7 +253,7 @@ def models(rate: float, dtype: str, *, quick: bool) -> list[Case]:
     """
     shapes = LARGE if rate > ACCELERATOR else SMALL
     return [
-        Case(kind=kind, shape=shape, form=form, dtype=dtype, held=kind == "forward")
-        for shape, form in (shapes[1:3] if quick else shapes)
+        Case(kind=kind, shape=shape, form=form, dtype=dtype, held=kind == "forward" and i % 2 == 1)
+        for i, (shape, form) in enumerate(shapes[1:3] if quick else shapes)
         for kind in KINDS
     ]

@@ -307,6 +307,23 @@ def fit_light(chip: Chip, samples: Sequence[Sample]) -> Chip:
                    below=wide, above=wide)  # fmt: skip
 
 
+def fit_forward(chip: Chip, samples: Sequence[Sample]) -> Chip:
+    """Light work as it is in whole forward passes.
+
+    Alone it finds its input in a cache, and a model does more of it than the fold counts: it turns
+    queries and keys, and copies what it transposed. So one factor on all of it is fitted to half
+    of the whole models.
+    """
+    e = chip.constants.elementwise
+    names = ("bandwidth_factor", "norm", "activation", "rotary")
+
+    def apply(c: Chip, v: dict[str, float]) -> Chip:
+        own = {name: getattr(e, name) * v["light"] for name in names}
+        return changed(c, "elementwise", **own)
+
+    return fit(chip, of_kind(samples, "forward"), (Free("light", 1.0, 0.1, 2.0, 0.7),), apply)
+
+
 def fit_step(chip: Chip, samples: Sequence[Sample]) -> Chip:
     """What kernels take inside a step over what they take alone, from whole models.
 
@@ -334,6 +351,7 @@ def fit_step(chip: Chip, samples: Sequence[Sample]) -> Chip:
 
 
 __all__ = [
-    "Case", "Free", "as_training", "changed", "errors", "fit", "fit_attention", "fit_gemm",
+    "Case", "Free", "as_training", "changed", "errors", "fit", "fit_attention", "fit_forward",
+    "fit_gemm",
     "fit_light", "fit_step", "half_width", "inside", "mean_error", "of_kind", "step_of",
 ]  # fmt: skip

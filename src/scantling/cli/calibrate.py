@@ -78,8 +78,8 @@ def _show(found: Calibration, out: str) -> None:
         table.add_row(e.kind, str(e.n_fitted), _percent(e.fitted), str(e.n_held),
                       _percent(e.held), _percent(e.inside, 0))  # fmt: skip
     text.show_table(console, table)
-    console.print("mean absolute errors; no forward pass was fitted, and each step is predicted "
-                  "with constants from the other models")  # fmt: skip
+    console.print("mean absolute errors; each step held out is predicted with constants from the "
+                  "other models")  # fmt: skip
     ratios = ", ".join(f"{n} ×{ratio:.2f}" for n, ratio in m.alignment)
     console.print("time of a product by the largest power of two that divides its widths, "
                   f"over 64: {ratios}")  # fmt: skip
