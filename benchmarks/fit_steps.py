@@ -37,7 +37,7 @@ SPREAD = {
     "matmul_nvfp4": 0.4, "cold": 0.6, "experts": 0.4, "flash": 0.2, "flash2": 0.1,
     "flash3": 0.15, "scan": 1.0, "eager": 0.2,
     "fused": 0.2, "exposed": 0.5, "exposed_tensor": 0.4, "serial": 0.3,
-    "optimizer": 0.3, "gap_eager_s": 0.7, "gap_fused_s": 0.7, "wait_experts_s": 0.7,
+    "optimizer": 0.3, "gap_eager_s": 0.4, "gap_fused_s": 0.4, "wait_experts_s": 0.7,
     "offload_bytes_per_s": 0.7,
 }  # fmt: skip
 """Standard deviation of the prior of each constant's logarithm."""

@@ -190,10 +190,10 @@ def bridge_precision(text: str, hardware: Chip) -> str:
 def bridge(row: CsvRow) -> Run:
     """Megatron-Core by its own recipes: all fused, all overlapped, distributed optimizer.
 
-    Experts are not split by tensor. The host waits for their sizes, but not where tokens are
-    dropped, nor on Blackwell from release 26.06 on: there the same models and plans run a
-    constant time a layer faster than in 26.04, whatever the micro-batch. Modules that predict
-    later tokens run unless a row says not.
+    Experts are not split by tensor. Modules that predict later tokens run unless a row says not.
+    The host waits for the sizes of experts, but not on Blackwell from release 26.06 on: there the
+    same models and plans run a constant time a layer faster than in 26.04, whatever the
+    micro-batch. Hybrids do not change with that release, so theirs never waited.
     """
     hardware = chip(row["system"])
     n_gpu, context = int(row["n_gpus"]), int(row["seq_len"])
@@ -205,9 +205,10 @@ def bridge(row: CsvRow) -> Run:
         zero=3 if number(row, "fsdp", 0) > 1 else 1, micro_batch=micro, vocab_multiple=128,
         n_micro_batch=max(1, int(row["global_batch"]) // (dp * micro)),
     )  # fmt: skip
-    sized = row["release"] >= SIZED_SINCE and hardware.rates.fp4 is not None
+    hybrid = any(op.kind == "scan" for op in operators(found.spec))
+    sized = hybrid or (row["release"] >= SIZED_SINCE and hardware.rates.fp4 is not None)
     recipe = Recipe(dtype=bridge_precision(row["precision"], hardware), fused_loss=True,
-                    sized_experts="tokendrop" in row["model"] or sized,
+                    sized_experts=sized,
                     adapter=Adapter(rank=ADAPTER_RANK) if "LoRA" in row["task"] else None,
                     )  # fmt: skip
     node = min(n_gpu, DOMAIN.get(hardware.link_kind or "", 8))
