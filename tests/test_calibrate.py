@@ -283,7 +283,9 @@ def test_a_whole_fit_marks_what_was_measured_and_sets_the_rate_of_other_dtypes()
     wanted = [c for c in wanted if not c.backward] + models(RATE, "fp32", quick=True)
     samples = [LAUNCH, *samples_of(truth, wanted)]
 
-    found = fitted(machine(fp32=RATE, bf16=2 * RATE), samples)
+    found, left_out = fitted(machine(fp32=RATE, bf16=2 * RATE), samples)
+
+    assert len(left_out) == 2
 
     assert found.rate("bf16") == pytest.approx(2.5 * RATE, rel=0.1)
     assert found.constants.gemm.kind == found.constants.step.kind == "measured"
@@ -446,6 +448,7 @@ def test_a_write_that_fails_leaves_the_old_file_and_no_other(tmp_path, monkeypat
         ({"device": "tpu"}, "device tpu is not known; use cpu or cuda"),
         ({"threads": 0}, "threads 0 must be at least 1"),
         ({"out": "no/such/folder/chip.toml"}, "is in a folder that is not there"),
+        ({"out": os.sep}, "is a folder; name a file in it"),
     ],
 )
 @needs_torch

@@ -7,6 +7,7 @@ tells the error. ``import scantling; scantling.calibrate()`` is the verb.
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from pathlib import Path
@@ -51,8 +52,8 @@ def calibrate(
     check_device(device)
     if threads is not None and threads < 1:
         raise FieldError("threads", threads, "must be at least 1")
-    if out is not None and not Path(out).absolute().parent.is_dir():
-        raise FieldError("out", out, "is in a folder that is not there")
+    if out is not None:
+        _check_out(Path(out))
     import torch
 
     before = torch.get_num_threads()
@@ -66,6 +67,17 @@ def calibrate(
     if out is not None:
         write_chip(found.chip, out)
     return found
+
+
+def _check_out(out: Path) -> None:
+    """Refuse before two minutes of measuring what could not be written after them."""
+    folder = out.absolute().parent
+    if not folder.is_dir():
+        raise FieldError("out", out, "is in a folder that is not there")
+    if out.is_dir():
+        raise FieldError("out", out, "is a folder", "name a file in it")
+    if not os.access(folder, os.W_OK):
+        raise FieldError("out", out, "is in a folder that cannot be written")
 
 
 def _silent(_done: int, _total: int, _kind: str) -> None:

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from scantling.calibrate.cases import Case
 from scantling.calibrate.predict import (
     RECIPE_ATTENTION,
+    Steps,
     alone,
     interval,
     predicted,
@@ -29,6 +30,9 @@ LIGHT_LOOSE = 0.3
 """Light work of one kind differs so much: a norm of torch is one kernel or six."""
 Z90 = 1.645
 """Half-width of a 90 % interval in standard deviations of a normal."""
+
+
+Predict = Callable[[Chip, Sequence[Case]], list[float]]
 
 
 class Free(Struct, frozen=True):
@@ -66,6 +70,7 @@ def changed(chip: Chip, table: str, **values: Any) -> Chip:
 def fit(
     chip: Chip, samples: Sequence[Sample], free: Sequence[Free],
     apply: Callable[[Chip, dict[str, float]], Chip], loose: float = LOOSE,
+    predict: Predict = predicted,
 ) -> Chip:  # fmt: skip
     """The chip whose constants fit the samples best.
 
@@ -75,6 +80,7 @@ def fit(
         free: What may change.
         apply: Puts values into a chip.
         loose: Relative error beyond which a sample pulls only by its sign.
+        predict: Seconds of cases on a chip.
     """
     if not samples:
         return chip
@@ -89,7 +95,7 @@ def fit(
     def residuals(z: Any) -> Any:
         x = z - 1 + start
         one = apply(chip, values(x))
-        off = np.log(predicted(one, cases)) - actual
+        off = np.log(predict(one, cases)) - actual
         pulls = [(a - b) / f.prior * loose for a, b, f in zip(x, start, free, strict=True)
                  if f.prior is not None]  # fmt: skip
         return np.concatenate((off, pulls))
@@ -347,7 +353,9 @@ def fit_step(chip: Chip, samples: Sequence[Sample]) -> Chip:
         return changed(c, "step", **v)
 
     mine = of_kind(samples, "step")
-    return fit(changed(chip, "step", gap_eager_s=_launch(samples)), mine, free, apply)
+    blank = changed(chip, "step", gap_eager_s=_launch(samples))
+    steps = Steps(blank, [s.case for s in mine])
+    return fit(blank, mine, free, apply, predict=steps)
 
 
 __all__ = [

@@ -101,13 +101,14 @@ def calibration(
         samples += measure(cases, Builder(device), by, rounds=ROUNDS, seconds=left,
                            progress=told)  # fmt: skip
     progress(total, total, "fit")
-    one = fitted(first_chip(device, threads, _rates(samples, dtypes), _bandwidth(samples)), samples)
+    blank = first_chip(device, threads, _rates(samples, dtypes), _bandwidth(samples))
+    one, left_out = fitted(blank, samples)
     measured = Measured(
         when=dt.datetime.now(dt.UTC).isoformat(timespec="seconds"), device=device,
         threads=threads, clock=by.name, software=software(), quick=quick,
         seconds=round(time.monotonic() - begun, 1), load=round(max(load, load_per_core()), 2),
         spread=round(statistics.median(s.spread for s in samples), 4),
-        errors=told_errors(one, samples, dtypes),
+        errors=told_errors(one, samples, dtypes, left_out),
         alignment=alignment(samples, rate, dtypes[0]),
     )  # fmt: skip
     return Calibration(chip=replace(one, measured=measured), samples=tuple(samples))
@@ -144,16 +145,21 @@ def _bandwidth(samples: Sequence[Sample]) -> float:
     return max(2 * size * s.case.shape[0] / s.seconds for s in large)
 
 
-def fitted(chip: Chip, samples: Sequence[Sample]) -> Chip:
-    """A chip with constants fitted to what was not held out."""
+def fitted(chip: Chip, samples: Sequence[Sample]) -> tuple[Chip, list[float]]:
+    """A chip with constants fitted to what was not held out.
+
+    Returns:
+        The chip, and the error of each whole model's step with step constants from the others.
+    """
     first = next(s.case.dtype for s in samples if s.case.kind == "launch")
     main = [s for s in samples if s.case.dtype == first]
     for step in (fit_gemm, fit_attention, fit_light, fit_forward):
         chip = step(chip, main)
     chip = _other_rates(chip, samples, first)
-    wide = half_width(_left_out(chip, main), 0.05)
+    off = _left_out(chip, main)
     # The one error is that of whole steps, so no kind of work adds to it.
-    return changed(fit_step(chip, main), "step", error=wide, error_light=0.0, error_attention=0.0)
+    wide = {"error": half_width(off, 0.05), "error_light": 0.0, "error_attention": 0.0}
+    return changed(fit_step(chip, main), "step", **wide), off
 
 
 def _other_rates(chip: Chip, samples: Sequence[Sample], first: str) -> Chip:
@@ -182,8 +188,10 @@ def _left_out(chip: Chip, samples: Sequence[Sample]) -> list[float]:
     return found
 
 
-def told_errors(chip: Chip, samples: Sequence[Sample], dtypes: Sequence[str]) -> tuple[Error, ...]:
-    """The errors by kind; the step's on each whole model is with constants from the others."""
+def told_errors(
+    chip: Chip, samples: Sequence[Sample], dtypes: Sequence[str], left_out: Sequence[float]
+) -> tuple[Error, ...]:
+    """The errors by kind; those of steps left out are given."""
     main = [s for s in samples if s.case.dtype == dtypes[0]]
     by_dtype = [(d, [s for s in samples if s.case.dtype == d]) for d in dtypes]
     unfused = [s for back in (False, True) for s in _both(main, "unfused", backward=back)]
@@ -196,12 +204,11 @@ def told_errors(chip: Chip, samples: Sequence[Sample], dtypes: Sequence[str]) ->
         _error(chip, "forward", _both(main, "forward")),
     ]
     steps = of_kind(main, "step")
-    logs = _left_out(chip, main)
     wide = chip.constants.step.error
     found.append(Error(
-        kind="step", fitted=_rounded(errors(chip, steps)), held=_rounded(logs),
-        inside=statistics.fmean(abs(x) <= wide for x in logs) if logs else None,
-        n_fitted=len(steps), n_held=len(logs),
+        kind="step", fitted=_rounded(errors(chip, steps)), held=_rounded(left_out),
+        inside=statistics.fmean(abs(x) <= wide for x in left_out) if left_out else None,
+        n_fitted=len(steps), n_held=len(left_out),
     ))  # fmt: skip
     return tuple(found)
 

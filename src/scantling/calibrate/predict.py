@@ -10,7 +10,7 @@ from scantling.catalog import load
 from scantling.costs.kernels import Time
 from scantling.costs.passes import loss_bytes, loss_pieces, memory_s
 from scantling.costs.time import total_time
-from scantling.costs.train import training_step
+from scantling.costs.train import Step, assemble, terms, training_step
 from scantling.hardware import Chip, cluster
 from scantling.ops import Op, operators
 from scantling.spec import Workload, dtype_bytes
@@ -65,11 +65,38 @@ def interval(chip: Chip, case: Case) -> tuple[float, float]:
     return float(time.low_s), float(time.high_s)
 
 
-def step_of(chip: Chip, case: Case) -> Any:
+def step_of(chip: Chip, case: Case) -> Step:
     """A training step of a whole-model case."""
-    batch, tokens = case.shape[-2:]
-    plan = Plan(zero=0, micro_batch=batch)
-    return training_step(spec_of(case), plan, recipe_of(case.dtype), tokens, cluster(chip, 1, 1))
+    place = cluster(chip, 1, 1)
+    return training_step(spec_of(case), plan_of(case), recipe_of(case.dtype), case.shape[-1], place)
+
+
+def plan_of(case: Case) -> Plan:
+    """One device, one micro-batch."""
+    return Plan(zero=0, micro_batch=case.shape[-2])
+
+
+class Steps:
+    """Steps of whole models whose kernels are timed once: only step constants may change then.
+
+    Args:
+        chip: With the constants of its kernels.
+        cases: The models.
+    """
+
+    def __init__(self, chip: Chip, cases: Iterable[Case]) -> None:
+        place = cluster(chip, 1, 1)
+        self.terms = {
+            c: terms(spec_of(c), plan_of(c), recipe_of(c.dtype), c.shape[-1], place) for c in cases
+        }
+
+    def __call__(self, chip: Chip, cases: Iterable[Case]) -> list[float]:
+        """Seconds of each with the step constants of a chip."""
+        c = chip.constants.step
+        return [
+            float(assemble(self.terms[one], plan_of(one), recipe_of(one.dtype), c).step_s)
+            for one in cases
+        ]
 
 
 def operators_of(case: Case) -> tuple[tuple[Op, ...], Workload]:
