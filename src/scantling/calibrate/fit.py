@@ -12,7 +12,6 @@ from msgspec.structs import replace
 
 from scantling.calibrate.cases import Case
 from scantling.calibrate.predict import (
-    RECIPE_ATTENTION,
     Steps,
     alone,
     interval,
@@ -205,6 +204,10 @@ def _launch(samples: Sequence[Sample]) -> float:
     return min(s.seconds for s in samples if s.case.kind == "launch")
 
 
+FUSED = ("flash", "flash2", "flash3", "cudnn")
+"""Torch has one fused attention on a device: whichever a recipe names, this is what runs."""
+
+
 def fit_attention(chip: Chip, samples: Sequence[Sample]) -> Chip:
     """Attention: of a prompt, and the two passes of training with the kernel torch has."""
     launch = _launch(samples)
@@ -229,14 +232,14 @@ def fit_attention(chip: Chip, samples: Sequence[Sample]) -> Chip:
     for field, back in (("forward", False), ("backward", True)):
 
         def trained(c: Chip, v: dict[str, float], field: str = field) -> Chip:
-            return _kernel(c, RECIPE_ATTENTION, **{field: points(v)})
+            return _kernels(c, FUSED, **{field: points(v)})
 
         part = as_training(of_kind(samples, "attention", backward=back))
         found = fit(found, part, curve, trained)
     found = _fit_unfused(found, samples)
     off = mean_error(errors(found, held or mine))
     wide = half_width(errors(found, held or mine))
-    found = _kernel(found, RECIPE_ATTENTION, error=off)
+    found = _kernels(found, FUSED, error=off)
     return changed(found, "attention", prefill_error=off, prefill_spread=(wide,) * 5)
 
 
@@ -246,7 +249,9 @@ def _fit_unfused(chip: Chip, samples: Sequence[Sample]) -> Chip:
 
     def apply(c: Chip, v: dict[str, float]) -> Chip:
         points = ((64.0, v["fraction"]),)
-        return _kernel(c, "unfused", forward=points, backward=points, scores=v["scores"], mask=0.0)
+        return _kernels(
+            c, ("unfused",), forward=points, backward=points, scores=v["scores"], mask=0.0
+        )
 
     mine, held = (
         [s for back in (False, True)
@@ -256,7 +261,7 @@ def _fit_unfused(chip: Chip, samples: Sequence[Sample]) -> Chip:
     if not mine:
         return chip
     found = fit(chip, mine, free, apply, LIGHT_LOOSE)
-    return _kernel(found, "unfused", error=mean_error(errors(found, held or mine)))
+    return _kernels(found, ("unfused",), error=mean_error(errors(found, held or mine)))
 
 
 def as_training(samples: Sequence[Sample]) -> list[Sample]:
@@ -268,11 +273,11 @@ def as_training(samples: Sequence[Sample]) -> list[Sample]:
     ]  # fmt: skip
 
 
-def _kernel(chip: Chip, name: str, **values: Any) -> Chip:
-    """A chip with a training kernel changed."""
+def _kernels(chip: Chip, names: Sequence[str], **values: Any) -> Chip:
+    """A chip with some training kernels changed."""
     made = tuple(
         replace(k, tail=0.0, launches=1.0, passes=1.0, kind="fitted", **values)
-        if k.name == name else k
+        if k.name in names else k
         for k in chip.constants.attention.training
     )  # fmt: skip
     return changed(chip, "attention", training=made)
@@ -333,9 +338,11 @@ def fit_forward(chip: Chip, samples: Sequence[Sample]) -> Chip:
 def fit_step(chip: Chip, samples: Sequence[Sample]) -> Chip:
     """What kernels take inside a step over what they take alone, from whole models.
 
-    Optimizer and loss start at what they took alone; the whole models hold it and
-    the rest near what kernels alone say, as few models tell few factors apart.
+    Optimizer and loss start at what they took alone, the rest at what kernels alone say, and all
+    are held near it, as few models tell few factors apart.
     """
+    # Compiled code is not measured: it keeps the ratio that it has to eager code elsewhere.
+    compiled = chip.constants.step.fused / chip.constants.step.eager
     starts = {
         kind: statistics.median(
             [s.seconds / alone(chip, s.case) for s in samples if s.case.kind == kind] or [1.0]
@@ -350,16 +357,19 @@ def fit_step(chip: Chip, samples: Sequence[Sample]) -> Chip:
     )  # fmt: skip
 
     def apply(c: Chip, v: dict[str, float]) -> Chip:
-        return changed(c, "step", **v)
+        flash = v["flash2"]
+        return changed(c, "step", **v, flash=flash, flash3=flash, fused=compiled * v["eager"])
 
     mine = of_kind(samples, "step")
-    blank = changed(chip, "step", gap_eager_s=_launch(samples))
+    launch = _launch(samples)
+    blank = changed(chip, "step", gap_eager_s=launch, gap_fused_s=launch,
+                    flash_width=((64, 1.0),))  # fmt: skip
     steps = Steps(blank, [s.case for s in mine])
     return fit(blank, mine, free, apply, predict=steps)
 
 
 __all__ = [
     "Case", "Free", "as_training", "changed", "errors", "fit", "fit_attention", "fit_forward",
-    "fit_gemm",
-    "fit_light", "fit_step", "half_width", "inside", "mean_error", "of_kind", "step_of",
+    "fit_gemm", "fit_light", "fit_step", "half_width", "inside", "mean_error", "of_kind",
+    "step_of",
 ]  # fmt: skip
