@@ -1,7 +1,7 @@
 """scantling chooses, checks and tests the dimensions of language models.
 
-The verbs of the command line are functions here: ``analyze``, ``calibrate``, ``compare``, ``design``,
-``export``, ``trace``.
+The verbs of the command line are functions here: ``analyze``, ``calibrate``, ``compare``,
+``design``, ``export``, ``trace``.
 Names are found on first use, so that importing the package costs a few milliseconds.
 
 Example:

@@ -37,8 +37,8 @@ class Work:
 
     Kinds: ``matmul`` and ``experts`` are products in 16 bits, plain and grouped, ``narrow`` and
     ``experts_narrow`` those in the recipe's narrower dtype; ``attention``; ``scan``; ``light`` is
-    work that moves bytes, ``loss`` that over the vocabulary; ``kernels`` and ``waits`` count launches, and layers of experts for
-    whose sizes the host waits.
+    work that moves bytes, ``loss`` that over the vocabulary; ``kernels`` and ``waits`` count
+    launches, and layers of experts for whose sizes the host waits.
     """
 
     __slots__ = ("of",)
