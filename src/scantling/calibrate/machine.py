@@ -12,6 +12,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from scantling.costs.kernels.attention import CACHE_TILE
 from scantling.errors import FieldError, UnknownNameError
 from scantling.hardware import Chip, Rates, chip
 from scantling.hardware.constants import Constants, constants
@@ -99,7 +100,7 @@ def _cpu(threads: int, rates: Rates, bandwidth: float) -> Chip:
     return Chip(
         key=_slug(f"{name} {threads} threads"), name=f"{name}, {threads} threads",
         vendor=vendor or "unknown", architecture=platform.machine(), rates=rates,
-        constants=_measured(constants((platform.machine(),), "")),
+        constants=_unpadded(_measured(constants((platform.machine(),), ""))),
         memory_bytes=ram or ASSUMED_BYTES, memory_kind="RAM",
         memory_bytes_per_s=bandwidth,
         unverified=() if ram else ("memory_bytes",), sm_count=threads, sources=(SOURCE,),
@@ -148,6 +149,16 @@ def _measured(c: Constants) -> Constants:
         for name in ("gemm", "attention", "elementwise", "step", "alignment")
     }  # fmt: skip
     return replace(c, **made)
+
+
+def _unpadded(c: Constants) -> Constants:
+    """Constants whose decoding works out no padded queries: a CPU has no tiles of 64 rows to fill.
+
+    ``decode_compute`` is a fraction over padded queries, so with one row of 64 it is 64 times as
+    much. Decoding itself is not measured.
+    """
+    a = c.attention
+    return replace(c, attention=replace(a, decode_compute=CACHE_TILE * a.decode_compute))
 
 
 def _slug(name: str) -> str:
