@@ -124,14 +124,16 @@ def megatron(row: CsvRow) -> Run:
     2021: unfused attention, fused elementwise work, nothing overlapped. 2024: sequence parallel,
     FlashAttention 2, distributed optimizer, all overlapped.
 
-    Micro-batches and interleaving are not printed. Taken: micro-batches of 1 with a pipeline, else
-    of up to 2, in 2021 of up to 4 (its paper finds 1 to 4 best); up to 4 chunks to a stage.
+    Micro-batches and interleaving are not printed. Taken: micro-batches of up to 2 that leave
+    four to a stage; in 2021 of 1 with a pipeline, else of up to 4 (its paper finds 1 to 4 best).
+    Up to 4 chunks to a stage.
     """
     n_gpu, tp, pp = int(row["n_gpus"]), int(row["tp"]), int(row["pp"])
     dp = n_gpu // (tp * pp)
     each, layers = int(row["global_batch"]) // dp, int(row["n_layers"])
     modern = row["precision"] == "bf16"
-    micro = 1 if pp > 1 else largest_divisor(each, 2 if modern else 4)
+    micro = 1 if pp > 1 and not modern else largest_divisor(each, 2 if modern else 4)
+    micro = micro if each >= 4 * pp * micro else 1
     chunks = largest_divisor(layers // pp, 4) if pp > 1 and layers % pp == 0 else 1
     plan = Plan(
         tp=tp, pp=pp, dp=dp, virtual=chunks, zero=1 if modern else 0, sequence_parallel=modern,
