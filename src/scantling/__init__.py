@@ -1,7 +1,7 @@
 """scantling chooses, checks and tests the dimensions of language models.
 
-The verbs of the command line are functions here: ``analyze``, ``compare``, ``design``,
-``export``, ``trace``, ``validate``.
+The verbs of the command line are functions here: ``analyze``, ``calibrate``, ``compare``,
+``design``, ``export``, ``trace``, ``validate``.
 Names are found on first use, so that importing the package costs a few milliseconds.
 
 Example:
@@ -26,6 +26,7 @@ NAMES = {
     "ScantlingError": "scantling.errors",
     "Spec": "scantling.spec",
     "Workload": "scantling.spec",
+    "calibrate": "scantling.calibrate",
     "chip": "scantling.hardware",
     "compare": "scantling.report.compare",
     "design": "scantling.search",

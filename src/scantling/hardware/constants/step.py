@@ -29,9 +29,11 @@ class StepConstants(Fitted, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         scan: Of scans and short convolutions.
         eager: Of work that moves bytes, one kernel an operation.
         fused: The same compiled or fused by hand.
+        loss: Of the bytes of the loss over the vocabulary, over that of other light work.
         exposed: Share of sharing weights and gradients that is meant to hide behind compute and
             does not.
-        exposed_tensor: The same of what the ranks of a tensor, context or expert group send.
+        exposed_tensor: The same of what the ranks of a tensor or context group send, and stages.
+        exposed_expert: The same of tokens on their way to experts and back.
         hop_s: What a collective between nodes costs for each rank it passes.
         serial: Factor of communication that compute waits for.
         optimizer: Of the optimizer's bytes.
@@ -69,6 +71,7 @@ class StepConstants(Fitted, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     fused: float
     exposed: float
     exposed_tensor: float
+    exposed_expert: float
     hop_s: float
     serial: float
     optimizer: float
@@ -87,6 +90,7 @@ class StepConstants(Fitted, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     error_sent: float
     error_bubble: float
     error_split: float
+    loss: float = 1.0
 
     @classmethod
     def default(cls) -> StepConstants:
