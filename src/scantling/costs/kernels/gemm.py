@@ -231,4 +231,4 @@ def _joined(compute: Num, memory: Num, p: float) -> Num:
     """The p-norm of two times, by their ratio so that no power overflows."""
     longer: Num = maximum(compute, memory)
     shorter: Num = minimum(compute, memory)
-    return longer * (1 + (shorter / maximum(longer, NOTHING_S)) ** p) ** (1 / p)
+    return longer * (1 + (shorter / maximum(longer, NOTHING_S)) ** p) ** (1 / p)  # type: ignore[no-any-return]
