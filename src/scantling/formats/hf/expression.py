@@ -139,6 +139,18 @@ def pairs(settings: dict[str, Any] | None) -> tuple[tuple[str, Any], ...] | None
     return None if settings is None else freeze(settings)
 
 
+def stretched_from(settings: dict[str, Any] | None, original: int | None) -> dict[str, Any] | None:
+    """A context extension with the length it starts from, where a class keeps that elsewhere.
+
+    Example:
+        >>> stretched_from({"type": "longrope"}, 4096)
+        {'original_max_position_embeddings': 4096, 'type': 'longrope'}
+    """
+    if not settings or original is None:
+        return settings
+    return {"original_max_position_embeddings": original, **settings}
+
+
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "exact": exact, "window_of": window_of, "named": named, "over": over, "first": first,
     "spacing": spacing, "layer_names": layer_names, "range": range, "bool": bool, "int": int,
@@ -146,7 +158,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "len": len, "max": max, "min": min, "pattern_of": pattern_of, "last_word": last_word,
     "pick": pick, "unrolled": unrolled, "round_up": round_up, "ceil_div": ceil_div, "str": str,
     "enumerate": enumerate, "spread": spread, "of_layer": of_layer, "pairs": pairs, "round": round,
-    "unpaired": thaw,
+    "unpaired": thaw, "stretched_from": stretched_from,
 }  # fmt: skip
 
 
