@@ -17,8 +17,9 @@ from click.testing import CliRunner
 from scantling import catalog, cli, parameters, vary
 from scantling.errors import FieldError, ScantlingError, UnknownNameError
 from scantling.formats import hf
-from scantling.formats.context import KINDS, extend, longrope_table, reading
+from scantling.formats.context import KINDS, extend, longrope_table
 from scantling.formats.registry import FORMATS, MODULES, export, register
+from scantling.formats.scaling import reading
 from scantling.formats.target import DECODER, refuse_beyond
 from scantling.spec import Alibi, GroupedAttention, Plain, Rope, fields
 from scantling.spec.vary import nodes, rewrite
