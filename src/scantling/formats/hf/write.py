@@ -99,6 +99,11 @@ def _nested_rope(config: dict[str, Any]) -> dict[str, Any]:
     full = dict(config.pop("rope_scaling", None) or {"rope_type": "default"})
     for key in ("rope_theta", "partial_rotary_factor"):
         full[key] = config.pop(key)
-    local = {"rope_type": "default", "rope_theta": config.pop("rope_local_base_freq")}
+    local: dict[str, Any] = {"rope_type": "default"}
+    if "swa_rope_theta" in config:  # windowed layers turn as much of a head as the others
+        local["rope_theta"] = config.pop("swa_rope_theta")
+        local["partial_rotary_factor"] = full["partial_rotary_factor"]
+    else:
+        local["rope_theta"] = config.pop("rope_local_base_freq", full["rope_theta"])
     config["rope_parameters"] = {"full_attention": full, "sliding_attention": local}
     return config
