@@ -139,16 +139,19 @@ def pairs(settings: dict[str, Any] | None) -> tuple[tuple[str, Any], ...] | None
     return None if settings is None else freeze(settings)
 
 
-def stretched_from(settings: dict[str, Any] | None, original: int | None) -> dict[str, Any] | None:
-    """A context extension with the length it starts from, where a class keeps that elsewhere.
+def defaulted(
+    settings: dict[str, Any] | None, key: str, value: Any, kind: str | None = None
+) -> dict[str, Any] | None:
+    """Settings with what a class adds where it is not given, if they are of one kind.
 
     Example:
-        >>> stretched_from({"type": "longrope"}, 4096)
-        {'original_max_position_embeddings': 4096, 'type': 'longrope'}
+        >>> defaulted({"type": "longrope"}, "factor", 4.0)
+        {'factor': 4.0, 'type': 'longrope'}
     """
-    if not settings or original is None:
+    own = pick(settings, "rope_type", pick(settings, "type", None))
+    if not settings or value is None or (kind is not None and own != kind):
         return settings
-    return {"original_max_position_embeddings": original, **settings}
+    return {key: value, **settings}
 
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
@@ -158,7 +161,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "len": len, "max": max, "min": min, "pattern_of": pattern_of, "last_word": last_word,
     "pick": pick, "unrolled": unrolled, "round_up": round_up, "ceil_div": ceil_div, "str": str,
     "enumerate": enumerate, "spread": spread, "of_layer": of_layer, "pairs": pairs, "round": round,
-    "unpaired": thaw, "stretched_from": stretched_from,
+    "unpaired": thaw, "defaulted": defaulted,
 }  # fmt: skip
 
 
