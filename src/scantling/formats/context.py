@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from msgspec import Struct
@@ -78,7 +78,7 @@ def original_context(spec: Spec, given: int | None = None) -> Original | None:
 
 def extend(
     spec: Spec, context: int, kind: str, original: int | None = None,
-    tables: dict[str, Sequence[float]] | None = None,
+    tables: Mapping[str, Sequence[float]] | None = None,
 ) -> Extended:  # fmt: skip
     """Stretch the rotary positions of a model to a longer context.
 
@@ -145,7 +145,7 @@ def extend(
 
 
 def _settings(
-    kind: str, factor: float, base: int, far: Rotation, tables: dict[str, Sequence[float]] | None
+    kind: str, factor: float, base: int, far: Rotation, tables: Mapping[str, Sequence[float]] | None
 ) -> dict[str, Any]:
     """The numbers of one kind of scaling, as transformers names them."""
     settings: dict[str, Any] = {"rope_type": kind, "factor": factor}
@@ -167,9 +167,11 @@ def _settings(
     return settings | {"short_factor": (1.0,) * len(plain), "long_factor": ratios}
 
 
-def _checked(tables: dict[str, Sequence[float]], n: int) -> dict[str, tuple[float, ...]]:
-    if not isinstance(tables, dict) or set(tables) != set(TABLES):
-        names = ", ".join(map(str, tables)) if isinstance(tables, dict) else type(tables).__name__
+def _checked(tables: Mapping[str, Sequence[float]], n: int) -> dict[str, tuple[float, ...]]:
+    if not isinstance(tables, Mapping) or set(tables) != set(TABLES):
+        names = (
+            ", ".join(map(str, tables)) if isinstance(tables, Mapping) else type(tables).__name__
+        )
         raise FieldError("rope factors", names, "must be an object of short_factor and long_factor")
     for name, values in tables.items():
         if not isinstance(values, list | tuple) or len(values) != n:
@@ -184,7 +186,7 @@ def _checked(tables: dict[str, Sequence[float]], n: int) -> dict[str, tuple[floa
 
 def _notes(
     kind: str, factor: float, original: Original, context: int,
-    tables: dict[str, Sequence[float]] | None,
+    tables: Mapping[str, Sequence[float]] | None,
 ) -> list[str]:  # fmt: skip
     times, base = number(round(factor, 4)), original.tokens
     found = {
@@ -210,13 +212,14 @@ def _layers(turning: tuple[Rotation, ...], base: int) -> list[str]:
     """What the spans of the layers mean for their rotation."""
     far, *others = turning
     if far.reach is not None and far.reach <= base:
-        return [f"no layer sees farther than {far.reach} tokens, which it was trained on: its "
-                "rotation needs no stretching, only the limit"]  # fmt: skip
+        seen = f"no layer sees farther than {far.reach} tokens, which it was trained on"
+        return [f"{seen}: its rotation needs no stretching, only the limit"]
     notes = []
     near = [r for r in others if r.reach is not None]
     for same in (True, False):
         layers = [r for r in near if (r.rope == far.rope) is same]
-        n, seen = sum(r.n_layer for r in layers), sorted({r.reach for r in layers if r.reach})
+        n = sum(r.n_layer for r in layers)
+        seen = " or ".join(str(w) for w in sorted({r.reach for r in layers if r.reach}))
         if n and same:
             notes.append(f"{n} layers that see {seen} tokens share the setting, and are stretched")
         elif n:

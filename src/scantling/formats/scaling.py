@@ -145,7 +145,7 @@ def _doubts(kind: str, settings: dict[str, Any], max_context: int | None) -> lis
     if kind == "llama3":
         if settings["high_freq_factor"] <= settings["low_freq_factor"]:
             warnings.append("high_freq_factor must exceed low_freq_factor for a smooth range")
-        if max_context is not None and base >= max_context:
+        if max_context is not None and base is not None and base >= max_context:
             warnings.append(f"original_max_position_embeddings {base} is not below {max_context}")
     if kind == "longrope" and "factor" not in settings:
         warnings.append("factor is not given: the ratio of the lengths is used")
