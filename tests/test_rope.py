@@ -199,19 +199,10 @@ def test_layers_are_listed_by_what_they_see():
 # ---------------------------------------------------------------- stretching
 
 
-@pytest.mark.oracle
-@pytest.mark.parametrize(("name", "kind"), list(itertools.product(STRETCHABLE, KINDS)))
-def test_the_class_reads_a_stretched_config_without_a_warning(name, kind):
-    """The class's own validation, its frequencies, and the way back to the same spec."""
-    import torch
+def built(config):
+    """The class's own config of a written one, with Python's warnings as errors; what it logs."""
     from transformers import AutoConfig
-    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
     from transformers.utils import logging as theirs
-
-    spec = catalog.model(name)
-    longer = extend(spec, 4 * spec.max_context, kind)
-    config = json.loads(export(longer.spec, "hf").text)
-    assert hf.read(config).spec == longer.spec
 
     said = []
     handler = logging.Handler()
@@ -224,13 +215,28 @@ def test_the_class_reads_a_stretched_config_without_a_warning(name, kind):
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            built = AutoConfig.for_model(**config)
+            return AutoConfig.for_model(**config), said
     finally:
         logger.removeHandler(handler)
         logger.setLevel(level)
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize(("name", "kind"), list(itertools.product(STRETCHABLE, KINDS)))
+def test_the_class_reads_a_stretched_config_without_a_warning(name, kind):
+    """The class's own validation, its frequencies, and the way back to the same spec."""
+    import torch
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    spec = catalog.model(name)
+    longer = extend(spec, 4 * spec.max_context, kind)
+    config = json.loads(export(longer.spec, "hf").text)
+    assert hf.read(config).spec == longer.spec
+
+    made, said = built(config)
     assert said == []
 
-    settings, layer = built.rope_parameters, {}
+    settings, layer = made.rope_parameters, {}
     if "full_attention" in settings:
         settings, layer = settings["full_attention"], {"layer_type": "full_attention"}
     far, limit = rotations(longer.spec)[0], longer.spec.max_context
@@ -240,7 +246,7 @@ def test_the_class_reads_a_stretched_config_without_a_warning(name, kind):
         assert settings["rope_theta"] == far.rope.theta
         return
     inverse, strength = ROPE_INIT_FUNCTIONS[settings["rope_type"]](
-        built, torch.device("cpu"), seq_len=4 * spec.max_context, **layer
+        made, torch.device("cpu"), seq_len=4 * spec.max_context, **layer
     )
     assert ours.inverse == pytest.approx(inverse.tolist(), rel=1e-6)
     assert ours.attention_factor == pytest.approx(strength, rel=1e-6)
@@ -469,6 +475,19 @@ def test_a_written_scaling_is_judged_by_what_its_kind_needs():
         ({"type": "linear", "factor": -1.0}, 8192, False, "must be a number above zero"),
         ({"type": "liner", "factor": 2.0}, 8192, False, "did you mean linear"),
         ({"type": "dynamic", "factor": 0.5}, 8192, True, "below 1"),
+        (
+            {"type": "dynamic", "factor": 4.0, "original_max_position_embeddings": 2048},
+            8192,
+            True,
+            "must stay the trained length 2048",
+        ),
+        (
+            {"type": "linear", "rope_type": "dynamic", "factor": 4.0},
+            8192,
+            True,
+            "type linear is not read: rope_type dynamic is",
+        ),
+        ({"type": "mrope", "mrope_section": [16, 24, 24]}, 8192, True, ""),
     )
     for scaling, limit, valid, word in cases:
         found = judge(scaling, limit)
@@ -478,6 +497,24 @@ def test_a_written_scaling_is_judged_by_what_its_kind_needs():
 
 
 @pytest.mark.oracle
+def test_the_class_does_warn_of_a_factor_that_is_no_ratio():
+    """So silence in the tests above means something (transformers, validate_rope)."""
+    config = hf.write(extend(catalog.model("qwen3-8b"), 131_072, "yarn", 32_768).spec)
+    config["max_position_embeddings"] = 40_960
+
+    _, said = built(config)
+    assert any("implicit factor" in text for text in said)
+
+
+@pytest.mark.oracle
+def test_a_base_in_rope_parameters_is_read_before_one_beside_it():
+    config = {"model_type": "llama", "rope_theta": 1e4,
+              "rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}  # fmt: skip
+
+    theirs, _ = built(config)
+    assert far_rope(hf.read(config).spec).theta == theirs.rope_parameters["rope_theta"] == 5e5
+
+
 def test_released_scalings_are_valid():
     """Every scaling of the catalogue is one that its class accepts."""
     for name in catalog.named():

@@ -123,6 +123,9 @@ def judge(
     problems = [f"{k} is missing, which {kind} needs" for k in one.needs if k not in settings]
     extra = set(settings) - {"type", "rope_type", "mrope_section", *one.needs, *one.may}
     warnings = [f"{key} has no effect on {kind}" for key in sorted(extra)]
+    one_name, other = scaling.get("rope_type"), scaling.get("type")
+    if one_name is not None and other is not None and one_name != other:
+        warnings.append(f"type {other} is not read: rope_type {one_name} is")
     if not problems:
         try:
             frequencies(rope, head, max_context)
@@ -149,7 +152,9 @@ def _doubts(kind: str, settings: dict[str, Any], max_context: int | None) -> lis
             warnings.append(f"original_max_position_embeddings {base} is not below {max_context}")
     if kind == "longrope" and "factor" not in settings:
         warnings.append("factor is not given: the ratio of the lengths is used")
-    if kind == "dynamic" and base is not None:
-        warnings.append("dynamic stretches from max_position_embeddings, which must stay the "
-                        "trained length")  # fmt: skip
+    if kind == "dynamic" and base is not None and max_context is not None and max_context > base:
+        warnings.append(
+            f"dynamic stretches beyond max_position_embeddings {max_context} only: to it nothing "
+            f"changes, so it must stay the trained length {base}"
+        )
     return warnings

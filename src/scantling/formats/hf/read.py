@@ -245,8 +245,8 @@ def _classic_rope(config: dict[str, Any]) -> dict[str, Any]:
             flat.setdefault("compress_rope_theta", nested.pop("rope_theta"))
     nested = dict(nested)
     for key in ("rope_theta", "partial_rotary_factor"):
-        if key in nested:
-            flat.setdefault(key, nested.pop(key))
+        if nested.get(key) is not None:  # transformers takes it before one beside
+            flat[key] = nested.pop(key)
     if nested.get("rope_type", "default") != "default":
         flat.setdefault("rope_scaling", nested)
     else:
