@@ -316,6 +316,16 @@ def test_a_class_that_reads_no_scaling_is_no_home_for_one():
         export(longer, "hf")
 
 
+def test_vllm_is_told_the_length_that_was_asked_for():
+    """Also where max_position_embeddings stays the trained length."""
+    for kind in KINDS:
+        values = export(
+            extend(catalog.model("qwen3-8b"), 131_072, kind, 32_768).spec, "vllm"
+        ).values
+        assert values["max-model-len"] == 131_072, kind
+        assert json.loads(json.dumps(values)) == values
+
+
 # ---------------------------------------------------------------- what a context needs
 
 

@@ -30,10 +30,12 @@ NAMES = {
     "compare": "scantling.report.compare",
     "design": "scantling.search",
     "export": "scantling.formats.registry",
+    "extend": "scantling.formats.context",
     "law": "scantling.laws",
     "load": "scantling.catalog",
     "model": "scantling.catalog",
     "parameters": "scantling.costs.count",
+    "rope": "scantling.report.rope",
     "trace": "scantling.report.trace",
     "vary": "scantling.spec",
 }

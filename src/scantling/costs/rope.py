@@ -81,7 +81,7 @@ class Pair(Struct, frozen=True):
 
     @property
     def unseen(self) -> bool:
-        """Whether it meets angles at this context that training did not show."""
+        """Whether it meets angles at this context that the original length does not show."""
         return not self.complete and self.turns > self.turns_trained * (1 + SLACK)
 
 
@@ -307,7 +307,7 @@ def _advice(
                  f"{original.tokens} tokens")  # fmt: skip
     if counts["unseen"]:
         found.append(f"as it is, {counts['unseen']} of them reach angles at {context} tokens that "
-                     "training did not show")  # fmt: skip
+                     f"{original.tokens} tokens do not show")  # fmt: skip
     if not methods:
         kind = scaling.get("rope_type")
         return [*found, f"its {kind} scaling reaches {context} tokens"] if kind else found
@@ -322,17 +322,15 @@ def _advice(
     elif best.counts["fast_stretched"] or best.attention_factor != 1:
         found.append("short texts are read otherwise than in training: take the smallest factor "
                      "that is needed (qwen3-long)")  # fmt: skip
-    bound = smallest_base(context)
-    if best.theta < bound:
-        found.append(f"a base below {bound:.2g} retrieved poorly at this length in trained models "
-                     f"(men2024, head width 128); this one is {best.theta:.4g}")  # fmt: skip
+    bound = f"a base of {smallest_base(context):.2g} or more"
+    found.append(f"for training anew at this length: {bound} (men2024, a fit for heads of 128)")
     found.append("none of this promises quality: measure loss and retrieval at the length")
     return found
 
 
 def _why(best: Method) -> str:
-    seen = "no pair reaches an angle unseen in training" if not best.counts["unseen"] else (
-        f"{best.counts['unseen']} pairs reach angles unseen in training")  # fmt: skip
+    seen = "no pair reaches an angle that is new to it" if not best.counts["unseen"] else (
+        f"{best.counts['unseen']} pairs reach angles that are new to them")  # fmt: skip
     fast = best.counts["fast_stretched"]
     kept = "no fast pair is slower" if not fast else f"{fast} fast pairs are slower"
     return f"{seen}, {kept}"

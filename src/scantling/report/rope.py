@@ -237,9 +237,12 @@ def _print_methods(out: Console, methods: tuple[Method, ...]) -> None:
         )  # fmt: skip
     if found.row_count:
         show_table(out, found)
+    reasons: dict[str, list[str]] = {}
     for m in methods:
         if m.refused:
-            out.print(f"[dim]{escape(m.refused)}[/dim]")
+            reasons.setdefault(m.refused.removeprefix(f"rope {m.kind} "), []).append(m.kind)
+    for reason, kinds in reasons.items():
+        out.print(f"[dim]{', '.join(kinds)}: {escape(reason)}[/dim]")
 
 
 def save_rope(r: Rotary, path: Path) -> Path:
@@ -254,7 +257,8 @@ def save_rope(r: Rotary, path: Path) -> Path:
         axes.plot([p.index for p in pairs], [p.scaled for p in pairs], label="as it is")
     for m in one.methods:
         if not m.refused:
-            axes.plot(range(len(m.wavelengths)), m.wavelengths, label=m.kind, linewidth=1)
+            axes.plot(range(len(m.wavelengths)), m.wavelengths, label=m.kind, linewidth=1,
+                      linestyle="--" if m.kind == "longrope" else "-")  # over YaRN's  # fmt: skip
     for tokens, name, color in ((one.original.tokens, "trained", "#2c7fb8"),
                                 (one.context, "context", "#d95f0e")):  # fmt: skip
         axes.axhline(tokens, color=color, linestyle="--", linewidth=1)
