@@ -35,7 +35,7 @@ STRETCHABLE = (
     "llama-2-7b", "qwen3-8b", "gemma-2-2b", "gemma-3-1b", "phi-2", "pythia-410m", "falcon-7b",
     "stablelm-2-1.6b", "mistral-7b-v0.3", "olmo2-7b", "mixtral-8x7b", "qwen3-30b-a3b",
     "moonlight-16b-a3b", "glm-4-9b-0414", "smollm3-3b", "mimo-v2-flash", "phi-3-mini",
-    "qwen3-next-80b-a3b", "llama-4-maverick", "nemotron-4-15b", "glm-5.2",
+    "qwen3-next-80b-a3b", "starcoder2-3b", "llama-4-maverick", "nemotron-4-15b", "glm-5.2",
 )  # fmt: skip
 
 
@@ -384,6 +384,16 @@ def test_evidence_is_graded_and_has_a_source():
             assert one.grade in "ABC"
             assert one.factor >= 1
     assert set(scaling_kinds()) == set(SCALINGS)
+
+
+@pytest.mark.oracle
+def test_latent_attention_multiplies_its_scores_as_its_class_does():
+    """transformers, deepseek_v3: yarn_apply_mscale on a scale of 1."""
+    from transformers.models.deepseek_v3.modeling_deepseek_v3 import yarn_apply_mscale
+
+    found = stretch(catalog.model("deepseek-v3"))
+    theirs = yarn_apply_mscale(found.scaling, 1.0)
+    assert any(f"scores by {theirs:.4f}" in line for line in found.advice)
 
 
 def test_advice_promises_nothing():

@@ -20,7 +20,7 @@ from scantling.formats.context import KINDS, Original, extend, original_context
 from scantling.formats.target import context_of, scaling_of
 from scantling.sources import read_data
 from scantling.spec import Spec
-from scantling.spec.rotation import Frequencies, Rotation, frequencies, rotations
+from scantling.spec.rotation import Frequencies, Rotation, frequencies, mscale, rotations
 
 FAST_TURNS = 32
 """A pair with so many turns in the trained context tells near tokens apart (β fast; yarn2023)."""
@@ -308,6 +308,11 @@ def _advice(
     if counts["unseen"]:
         found.append(f"as it is, {counts['unseen']} of them reach angles at {context} tokens that "
                      f"{original.tokens} tokens do not show")  # fmt: skip
+    weight = scaling.get("mscale_all_dim")
+    if weight and scaling.get("factor"):
+        times = mscale(float(scaling["factor"]), float(weight)) ** 2
+        found.append(f"classes of latent attention also multiply its scores by {times:.4f} "
+                     f"(mscale_all_dim {weight:g})")  # fmt: skip
     if not methods:
         kind = scaling.get("rope_type")
         return [*found, f"its {kind} scaling reaches {context} tokens"] if kind else found

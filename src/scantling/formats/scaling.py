@@ -17,6 +17,11 @@ WIDTH = 128
 """Of a head, where only the factor on attention is asked for: it does not depend on the width."""
 
 
+BESIDE = {"type", "rope_type", "mrope_section", "mrope_interleaved", "llama_4_scaling_beta",
+          "max_position_embeddings"}  # fmt: skip
+"""Keys that say something else than how frequencies change."""
+
+
 class Kind(Struct, frozen=True):
     """One kind of scaling, as transformers reads it."""
 
@@ -121,7 +126,7 @@ def judge(
         return Verdict(valid=False, min_transformers="", problems=(f"no kind {kind}{hint}",))
     one = known[kind]
     problems = [f"{k} is missing, which {kind} needs" for k in one.needs if k not in settings]
-    extra = set(settings) - {"type", "rope_type", "mrope_section", *one.needs, *one.may}
+    extra = set(settings) - {*BESIDE, *one.needs, *one.may}
     warnings = [f"{key} has no effect on {kind}" for key in sorted(extra)]
     one_name, other = scaling.get("rope_type"), scaling.get("type")
     if one_name is not None and other is not None and one_name != other:

@@ -90,8 +90,17 @@ def _write_as(kind: ModelType, fields: Any) -> dict[str, Any] | None:
             return None
     except TypeError:  # it compares what this model does not have
         return None
+    config |= _no_such_token(kind, neutral)
     config["torch_dtype"] = "bfloat16"
     return _nested_rope(config) if kind.nested_rope else config
+
+
+def _no_such_token(kind: ModelType, neutral: dict[str, Any]) -> dict[str, None]:
+    """The ids of special tokens that the class would add and a smaller vocabulary does not have."""
+    vocabulary, usual = neutral.get("vocab_size"), table()["token_ids"].get(kind.name, {})
+    if not isinstance(vocabulary, int):
+        return {}
+    return {key: None for key, token in usual.items() if vocabulary <= token}
 
 
 def _nested_rope(config: dict[str, Any]) -> dict[str, Any]:
