@@ -61,7 +61,7 @@ class Pair(Struct, frozen=True):
 
     index: int
     wavelength: float
-    """Tokens of a turn as trained; infinite for a pair that does not turn."""
+    """Tokens of a turn before scaling; infinite for a pair that does not turn."""
     scaled: float
     """The same at the context asked for."""
     turns_trained: float
@@ -71,7 +71,7 @@ class Pair(Struct, frozen=True):
 
     @property
     def stretch(self) -> float:
-        """How much slower it turns than as trained."""
+        """How much slower it turns than before scaling."""
         return 1.0 if self.scaled == self.wavelength else self.scaled / self.wavelength
 
     @property
@@ -123,7 +123,7 @@ class Turning(Struct, frozen=True):
         """How many pairs there are of each sort."""
         p = self.pairs
         return {
-            "pairs": len(p), "complete_in_training": sum(one.complete for one in p),
+            "pairs": len(p), "complete": sum(one.complete for one in p),
             "never_complete": sum(not one.complete for one in p),
             "fast": sum(one.turns_trained >= FAST_TURNS for one in p),
             "stretched": sum(one.stretch > 1 + SLACK for one in p),
@@ -299,7 +299,7 @@ def _advice(
     far = tables[0]
     counts, reach = far.counts(), far.rotation.reach
     said = "taken to be" if original.assumed else "is"
-    found = [f"the trained context {said} {original.tokens} tokens ({original.why})"]
+    found = [f"the original context {said} {original.tokens} tokens ({original.why})"]
     if reach is not None and reach <= original.tokens:
         far_enough = f"no layer sees farther than {reach} tokens: no distance is new"
         return [*found, f"{far_enough}, and the limit of the config is all that has to change"]

@@ -121,7 +121,7 @@ def _table(t: Turning) -> dict[str, Any]:
         "pairs": [
             {"pair": p.index, "wavelength": _number(p.wavelength),
              "scaled_wavelength": _number(p.scaled), "stretch": p.stretch,
-             "turns_in_training": p.turns_trained, "turns": p.turns, "state": state(p)}
+             "turns_at_original": p.turns_trained, "turns": p.turns, "state": state(p)}
             for p in t.pairs
         ],
     }  # fmt: skip
@@ -167,7 +167,7 @@ def print_rope(out: Console, r: Rotary) -> None:
     limit = "says none" if one.limit is None else f"{one.limit:,}"
     out.print(
         f"[bold]{r.name}[/bold]: rotary positions at {one.context:,} tokens "
-        f"(trained {one.original.tokens:,}, config {limit}, scaling {kind})"
+        f"(original {one.original.tokens:,}, config {limit}, scaling {kind})"
     )
     for t in one.tables:
         _print_table(out, t)
@@ -191,9 +191,9 @@ def _print_table(out: Console, t: Turning) -> None:
     sees = "the whole context" if r.reach is None else f"{r.reach:,} tokens"
     found = table(
         ("pair", "right"), ("wavelength", "right"), ("now", "right"), ("×", "right"),
-        ("turns in training", "right"), ("turns here", "right"), ("", "left"),
+        ("turns at original", "right"), ("turns here", "right"), ("", "left"),
         title=f"{r.n_layer} layers that see {sees}: base {r.rope.theta:,.6g}, "
-        f"{counts['pairs']} pairs, {counts['never_complete']} never complete a turn in training",
+        f"{counts['pairs']} pairs, {counts['never_complete']} with no whole turn at the original length",
     )  # fmt: skip
     for i in shown(t.pairs):
         p = t.pairs[i]
@@ -246,20 +246,20 @@ def _print_methods(out: Console, methods: tuple[Method, ...]) -> None:
 
 
 def save_rope(r: Rotary, path: Path) -> Path:
-    """The wavelengths of the layers that see far, as trained and under every method."""
+    """The wavelengths of the layers that see far, before scaling and under every method."""
     figure = need_matplotlib()(figsize=(8, 4.6), layout="constrained")
     axes = figure.subplots()
     one = r.found
     pairs = [p for p in one.tables[0].pairs if math.isfinite(p.wavelength)]
     axes.plot([p.index for p in pairs], [p.wavelength for p in pairs], color="#333333",
-              marker=".", label="as trained")  # fmt: skip
+              marker=".", label="before scaling")  # fmt: skip
     if one.scaling:
         axes.plot([p.index for p in pairs], [p.scaled for p in pairs], label="as it is")
     for m in one.methods:
         if not m.refused:
             axes.plot(range(len(m.wavelengths)), m.wavelengths, label=m.kind, linewidth=1,
                       linestyle="--" if m.kind == "longrope" else "-")  # over YaRN's  # fmt: skip
-    for tokens, name, color in ((one.original.tokens, "trained", "#2c7fb8"),
+    for tokens, name, color in ((one.original.tokens, "original", "#2c7fb8"),
                                 (one.context, "context", "#d95f0e")):  # fmt: skip
         axes.axhline(tokens, color=color, linestyle="--", linewidth=1)
         axes.annotate(f"{name} {tokens:,}", (0, tokens), xytext=(2, 3), fontsize=8,
