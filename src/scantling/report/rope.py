@@ -193,7 +193,7 @@ def _print_table(out: Console, t: Turning) -> None:
         ("pair", "right"), ("wavelength", "right"), ("now", "right"), ("×", "right"),
         ("turns at original", "right"), ("turns here", "right"), ("", "left"),
         title=f"{r.n_layer} layers that see {sees}: base {r.rope.theta:,.6g}, "
-        f"{counts['pairs']} pairs, {counts['never_complete']} with no whole turn at the original length",
+        f"{counts['pairs']} pairs, {counts['never_complete']} with no turn at the original length",
     )  # fmt: skip
     for i in shown(t.pairs):
         p = t.pairs[i]
