@@ -113,6 +113,65 @@ def test_frequencies_are_those_of_transformers(kind):
         assert ours.inverse == pytest.approx(theirs.tolist(), rel=room, abs=0)
 
 
+def of_class(config, settings, layer):
+    """Frequencies and factor of a class's config; the plain ones have no function of their own."""
+    import torch
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    if settings["rope_type"] == "default":
+        head = getattr(config, "head_dim", None)
+        head = head or config.hidden_size // config.num_attention_heads
+        width = int(head * settings.get("partial_rotary_factor", 1.0))
+        return settings["rope_theta"] ** -(torch.arange(0, width, 2) / width), 1.0
+    layers = {} if layer is None else {"layer_type": layer}
+    return ROPE_INIT_FUNCTIONS[settings["rope_type"]](config, torch.device("cpu"), **layers)
+
+
+@pytest.mark.oracle
+@pytest.mark.filterwarnings("ignore:`rope_scaling` is deprecated")
+def test_frequencies_of_real_configs_are_those_of_their_classes(shared):
+    """Bases, widths, shares and scalings as read; the class of dbrx forgets its attn_config."""
+    from transformers import AutoConfig
+
+    compared = 0
+    for path in sorted((shared / "data/configs").glob("*.json")):
+        given = json.loads(path.read_text("utf-8"))
+        try:
+            spec = catalog.load(given).spec
+            config = AutoConfig.for_model(**given)
+        except (ScantlingError, ValueError, TypeError, KeyError, AttributeError):
+            continue  # a reader's or a class's own affair, tested elsewhere
+        config = getattr(config, "text_config", None) or config
+        parameters, turning = getattr(config, "rope_parameters", None), rotations(spec)
+        if not parameters or not turning or path.stem == "dbrx-base":
+            continue
+        layer = next((k for k in ("full_attention", "compress") if k in parameters), None)
+        settings = parameters if layer is None else parameters[layer]
+        if settings["rope_type"] in {"proportional", "gptj"}:
+            continue  # Gemma 4 has its test below, GPT-J no function
+        inverse, strength = of_class(config, settings, layer)
+        ours = frequencies(turning[0].rope, turning[0].head, spec.max_context)
+        assert ours.inverse == pytest.approx(inverse.tolist(), rel=1e-6), path.stem
+        assert ours.attention_factor == pytest.approx(strength, rel=1e-6), path.stem
+        compared += 1
+    assert compared > 100
+
+
+@pytest.mark.oracle
+def test_gemma_4_turns_a_quarter_of_its_wide_heads():
+    """Its class: 64 pairs of 256 of the whole head's spectrum, the others stand still."""
+    from transformers.models.gemma4.configuration_gemma4 import Gemma4TextConfig
+    from transformers.models.gemma4.modeling_gemma4 import Gemma4TextRotaryEmbedding
+
+    theirs = Gemma4TextRotaryEmbedding(Gemma4TextConfig())
+    far, near = rotations(hf.read({"model_type": "gemma4_text"}).spec)
+    for one, name in ((far, "full_attention"), (near, "sliding_attention")):
+        inverse = getattr(theirs, f"{name}_inv_freq").tolist()
+        assert frequencies(one.rope, one.head).inverse == pytest.approx(inverse, rel=1e-6)
+    still = sum(f == 0 for f in frequencies(far.rope, far.head).inverse)
+    assert (still, far.head) == (192, 512)
+
+
 def test_plain_frequencies_are_powers_of_the_base():
     """θ^(−2i/r), by hand: base 10^4 and width 8 are 1, 0.1, 0.01, 0.001."""
     found = frequencies(Rope(10_000.0), 8)
