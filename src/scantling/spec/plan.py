@@ -6,7 +6,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-Recompute = Literal["none", "selective", "full"]
+Recompute = Literal["none", "selective", "products", "full"]
 Optimizer = Literal["adamw", "adamw8bit", "adafactor", "muon", "sgd", "none"]
 Attention = Literal["unfused", "flash", "flash2", "flash3"]
 
@@ -33,8 +33,10 @@ class Plan(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         micro_batch: Sequences of one forward pass on one replica.
         n_micro_batch: Micro-batches of a step: micro_batch × n_micro_batch × dp is the batch.
         recompute: What is computed again in the backward pass: nothing, the inside of attention
-            (``selective``), or whole layers (``full``).
+            (``selective``), all but attention and every other product (``products``, torchtitan's
+            selective mode by operator), or whole layers (``full``).
         recompute_layers: With ``full``: layers of a stage it is done for; None is all.
+        vocab_multiple: The vocabulary is padded to a multiple of this × tp; Megatron takes 128.
 
     Example:
         >>> Plan(tp=8, pp=4, dp=2, n_micro_batch=16).n_gpu
@@ -55,6 +57,7 @@ class Plan(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     n_micro_batch: int = 1
     recompute: Recompute = "none"
     recompute_layers: int | None = None
+    vocab_multiple: int = 1
 
     @property
     def n_gpu(self) -> int:
@@ -78,12 +81,15 @@ class Adapter(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     Args:
         rank: Width r of the adapters: a matrix of out × in gets r (out + in) parameters.
         targets: Names of the matrices, as ``q_proj``; empty is every linear one in the layers.
-        weights: Dtype of the frozen weights: ``bf16``, ``int8``, ``nf4``.
+        weights: Dtype of the frozen weights: ``bf16``, ``int8``, ``nf4`` (blocks of 64 with an
+            fp32 scale), ``nf4-dq`` (scales quantised too), ``int4-g128``.
+        dropout: Whether the adapters' input passes a dropout, which keeps a copy and a mask.
     """
 
     rank: int
     targets: tuple[str, ...] = ()
     weights: str = "bf16"
+    dropout: bool = False
 
 
 class Recipe(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -104,6 +110,9 @@ class Recipe(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         dropout: Whether dropout masks are kept.
         logits: Dtype of the logits that the loss reads.
         chunked_loss: Whether the loss never holds all logits at once.
+        fused_loss: Whether one kernel makes the loss and, in place, its gradient.
+        foreach: Whether the optimizer works on lists of tensors, which takes one more copy of the
+            weights at the step.
         offload: Whether optimizer states live on the host.
         adapter: Fine-tuning by low-rank adapters; None trains every weight.
 
@@ -125,5 +134,7 @@ class Recipe(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     dropout: bool = False
     logits: str = "fp32"
     chunked_loss: bool = False
+    fused_loss: bool = False
+    foreach: bool = False
     offload: bool = False
     adapter: Adapter | None = None
