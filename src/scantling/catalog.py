@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import math
+import re
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,18 @@ from scantling.spec import Spec, has
 TOWERS = ("vision_config", "audio_config", "speech_config")
 """Keys of a multimodal config that hold a model of something else than text."""
 
+ASIDE = re.compile(r"\([^)]*\)")
+QUANTISED = re.compile(r"\bi?q\d(?:[_-](?:[01]|nl|k|x*[sml]))*\b")
+"""A file type of llama.cpp: Q4_0, Q4_K-M, IQ4_NL."""
+DECORATION = re.compile(
+    r"hf|it|pt|chat|instruct|base|text|exp|preview|thinking|original|meta|nvidia|gguf|awq|gptq"
+    r"|dynamic|bf16|fp16|mxfp8|fp8|nvfp4|mxfp4|fp4|int8|int4|w\d+a\d+|\d+k|\d{4}|v\d+\.\d+|v1"
+)
+"""Words of a name that say how weights were tuned, stored or dated, and not what shape they have."""
+SIZE = re.compile(r"(?:\d+x)?a?\d+(?:\.\d+)?[bm]")
+SIZE_TOLERANCE = 0.25
+"""Share by which a size stated beside a name may miss the count: 1.3 is said of 1.42 billion."""
+
 
 class Named(Struct, frozen=True):
     """One model of the catalogue."""
@@ -31,6 +45,8 @@ class Named(Struct, frozen=True):
     source: str
     parameters: int
     config: dict[str, Any]
+    mtp_passes: int | None = None
+    """Runs of the modules that predict later tokens, in training; None is once each."""
 
 
 class Loaded(Struct, frozen=True):
@@ -44,6 +60,9 @@ class Loaded(Struct, frozen=True):
     towers: tuple[str, ...] = ()
     """Parts of a multimodal config beside the text, which is all that is counted."""
     checkpoint: checkpoints.Checkpoint | None = None
+    mtp_passes: int = 0
+    """Runs of the modules that predict later tokens in a training step: modules that share their
+    weights are stored once and run more often (Nemotron 3 Super)."""
 
 
 @functools.cache
@@ -64,13 +83,98 @@ def loaded(name: str) -> Loaded:
         raise UnknownNameError("model", name, named())
     entry = named()[_plain_names()[key]]
     read = hf.read(entry.config)
-    return Loaded(entry.name, read.spec, read.model_type, read.notes, read.n_mtp)
+    passes = read.n_mtp if entry.mtp_passes is None else entry.mtp_passes
+    return Loaded(entry.name, read.spec, read.model_type, read.notes, read.n_mtp,
+                  mtp_passes=passes)  # fmt: skip
 
 
 @functools.cache
 def _plain_names() -> dict[str, str]:
     """Names of the catalogue by their plain names and hub ids; built once, not once a model."""
-    return {plain(k): k for k in named()} | {plain(v.hub): k for k, v in named().items()}
+    hubs = {plain(v.hub): k for k, v in named().items() if v.hub}
+    return {plain(k): k for k in named()} | hubs
+
+
+def resolve(name: str, billions: float | None = None) -> Loaded:
+    """The model of the catalogue that a table means, however it spells it.
+
+    Read in this order, the first that finds one model wins: the name without case and
+    punctuation; without what says how the weights were tuned, stored or dated (``-Instruct``,
+    ``-NVFP4``, ``-0528``, an organisation, an aside in brackets); with a full stop for an
+    underscore between digits; without sizes, where one model of the catalogue has the rest.
+    Shapes are what is found: a context or a rotary base may differ between dated weights.
+
+    Args:
+        name: As a table has it: ``LLAMA3.1_405B``, ``nvidia/DeepSeek-R1-NVFP4``.
+        billions: Parameters in billions where they stand in a column of their own.
+
+    Raises:
+        UnknownNameError: If there is none, or if more than one size has that name.
+
+    Example:
+        >>> resolve("Meta-Llama-3-70B-Instruct-hf").name, resolve("Nemotron_3_Nano").name
+        ('llama-3-70b', 'nemotron-3-nano-30b-a3b')
+        >>> resolve("StableLM Alpha", 3).name, resolve("DeepSeekV3 (w/o MTP)").name
+        ('stablelm-base-alpha-3b', 'deepseek-v3')
+    """
+    wanted = [name] if billions is None else [f"{name}-{billions:g}b", name]
+    for text in wanted:
+        for reduce, index in _indexes():
+            for spelling in _written(text):
+                found = index.get(reduce(spelling), ())
+                fitting = [k for k in found if _has_size(k, billions)]
+                if len(fitting) == 1:
+                    return loaded(fitting[0])
+    raise UnknownNameError("model", name, named())
+
+
+def _written(text: str) -> Iterator[str]:
+    """A name in small letters without asides and organisation, then with stops between digits."""
+    bare = QUANTISED.sub("", ASIDE.sub("", text.lower())).rpartition("/")[2].strip()
+    yield bare
+    yield re.sub(r"(?<=\d)_(?=\d)", ".", bare)
+
+
+def _words(text: str) -> list[str]:
+    return [word for word in re.split(r"[-_\s]+", text) if word]
+
+
+def _whole(text: str) -> str:
+    return "".join(_words(text))
+
+
+def _undecorated(text: str) -> str:
+    return "".join(word for word in _words(text) if not DECORATION.fullmatch(word))
+
+
+def _sizeless(text: str) -> str:
+    words = [word for word in _words(text) if not DECORATION.fullmatch(word)]
+    return "".join(word for word in words if not SIZE.fullmatch(word))
+
+
+@functools.cache
+def _indexes() -> tuple[tuple[Callable[[str], str], dict[str, tuple[str, ...]]], ...]:
+    """Names and hub ids of the catalogue by each reduction of them.
+
+    Where decorations alone tell models apart (v0.1 and v0.3) the first released has the bare name.
+    """
+
+    def index(reduce: Callable[[str], str]) -> dict[str, tuple[str, ...]]:
+        found: dict[str, dict[str, None]] = {}
+        for key, entry in sorted(named().items(), key=lambda item: item[1].released):
+            for text in (key, entry.hub.rpartition("/")[2].lower()):
+                if reduce(text):
+                    found.setdefault(reduce(text), {})[key] = None
+        return {text: tuple(keys) for text, keys in found.items()}
+
+    first = {text: keys[:1] for text, keys in index(_undecorated).items()}
+    return (_whole, index(_whole)), (_undecorated, first), (_sizeless, index(_sizeless))
+
+
+def _has_size(key: str, billions: float | None) -> bool:
+    if billions is None:
+        return True
+    return abs(named()[key].parameters / (billions * 1e9) - 1) <= SIZE_TOLERANCE
 
 
 def plain(name: str) -> str:
@@ -137,7 +241,10 @@ def load(given: str | Path | dict[str, Any] | Spec, *, assume: bool = False) -> 
         if hub.is_repo_id(text):
             config, notes = hub.fetch_config(text)
             return _from_config(config, text, notes, assume)
-        raise error from None
+        try:
+            return resolve(text)
+        except UnknownNameError:
+            raise error from None
 
 
 def _from_checkpoint(found: checkpoints.Checkpoint, assume: bool) -> Loaded:
@@ -156,14 +263,19 @@ def _from_config(config: dict[str, Any], name: str, notes: list[str], assume: bo
     if packed is not None:
         bits = "" if packed.bits is None else f", {packed.bits} bits"
         notes.append(f"quantised ({packed.method}{bits}): counts are of the weights unpacked")
-    return Loaded(name, read.spec, read.model_type, tuple(notes), read.n_mtp, towers)
+    return Loaded(name, read.spec, read.model_type, tuple(notes), read.n_mtp, towers,
+                  mtp_passes=read.n_mtp)  # fmt: skip
 
 
 @functools.cache
 def recent_dense() -> tuple[tuple[int, int, str], ...]:
-    """Parameters, vocabulary and name of dense models since 2023, the latest first."""
-    recent = [m for m in named().values() if m.released >= "2023"]
-    dense = [m for m in recent if not has(loaded(m.name).spec, "n_expert")]
+    """Parameters, vocabulary and name of dense transformers since 2023, the latest first.
+
+    Shapes that were only timed are no model to copy, and a mixer with a state is no transformer.
+    """
+    recent = [m for m in named().values() if m.released >= "2023" and m.hub]
+    other = ("n_expert", "scan_chunk")
+    dense = [m for m in recent if not any(has(loaded(m.name).spec, field) for field in other)]
     latest = sorted(dense, key=lambda m: m.released, reverse=True)
     return tuple((m.parameters, int(loaded(m.name).spec.vocab_size), m.name) for m in latest)
 

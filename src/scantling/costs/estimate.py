@@ -1,66 +1,27 @@
-"""Training time and decode time of one model or a column: kernels times a measured factor."""
+"""Training time and decode time of one model or a column, for a search that asks no plan."""
 
 from __future__ import annotations
 
-import functools
-
-import msgspec
-from msgspec import Struct
-
 from scantling.arith import Num
 from scantling.costs.time import total_time
-from scantling.hardware import Chip
+from scantling.costs.train import Estimate, training_step
+from scantling.hardware import Chip, cluster
 from scantling.ops import operators
-from scantling.sources import read_data
 from scantling.spec import Spec, Workload
+from scantling.spec.plan import Plan, Recipe
 
 DAY_S = 86_400
 TOKENS_PER_MICRO_BATCH = 32_768
-"""Tokens of one chip's micro-batch, the middle of the systems behind the step factor."""
-
-
-class StepFactor(Struct, frozen=True, forbid_unknown_fields=True):
-    """What a whole step takes over its kernels, with the range it was measured in."""
-
-    factor: float
-    low: float
-    high: float
-    error: float
-    rows: int
-    source: str
-
-
-@functools.cache
-def step_factors() -> dict[str, dict[str, StepFactor]]:
-    """The factors by phase and architecture."""
-    return msgspec.convert(read_data("time.toml"), dict[str, dict[str, StepFactor]])
-
-
-def step_factor(phase: str, chip: Chip) -> StepFactor:
-    """The factor of a phase on a chip; an unmeasured architecture has the default, wider."""
-    by_architecture = step_factors()[phase]
-    return by_architecture.get(chip.architecture, by_architecture["default"])
-
-
-class Estimate(Struct, frozen=True):
-    """A time in seconds with its interval."""
-
-    value_s: Num
-    low_s: Num
-    high_s: Num
-
-    def times(self, factor: float) -> Estimate:
-        """The same for another amount of work."""
-        return Estimate(self.value_s * factor, self.low_s * factor, self.high_s * factor)
+"""Tokens of one chip's micro-batch, the middle of the systems behind the step constants."""
+NODE = 8
 
 
 def training_time(spec: Spec, tokens: float, chip: Chip, n_gpu: int, context: int,
                   dtype: str = "bf16") -> Estimate:  # fmt: skip
     """The time to train on so many tokens, split evenly over equal chips.
 
-    Kernels of one micro-batch, forward and backward, times the factor a step takes over them,
-    times the micro-batches each chip runs. Splitting itself costs what it cost on the systems
-    behind the factor; memory limits and other splits are not modelled here.
+    The plan is the plainest: weights, gradients and states shared by all chips (FSDP), one
+    micro-batch of 32,768 tokens a chip and step. Memory limits and other splits are for ``plan``.
 
     Example:
         >>> from scantling import catalog
@@ -70,10 +31,11 @@ def training_time(spec: Spec, tokens: float, chip: Chip, n_gpu: int, context: in
         True
     """
     batch = max(1, TOKENS_PER_MICRO_BATCH // context)
-    work = Workload("train", batch, context, dtype=dtype)
-    kernels_s = total_time(operators(spec, work), work, chip).value_s
-    share = tokens / (batch * context * n_gpu)
-    return _scaled(kernels_s * share, step_factor("training", chip))
+    node = NODE if n_gpu % NODE == 0 else 1 if n_gpu > NODE else n_gpu
+    plan = Plan(dp=n_gpu, zero=3, micro_batch=batch)
+    place = cluster(chip, n_gpu, node)
+    one = training_step(spec, plan, Recipe(dtype=dtype), context, place)
+    return one.step.times(tokens / one.tokens)
 
 
 def decode_time(spec: Spec, chip: Chip, batch: int = 1, context: int = 8192, dtype: str = "bf16",
@@ -90,9 +52,10 @@ def decode_time(spec: Spec, chip: Chip, batch: int = 1, context: int = 8192, dty
         True
     """
     work = Workload("decode", batch, context, dtype=dtype, kv_dtype=kv_dtype)
-    kernels_s = total_time(operators(spec, work), work, chip).value_s
-    return _scaled(kernels_s / n_gpu, step_factor("decode", chip))
+    kernels_s: Num = total_time(operators(spec, work), work, chip).value_s
+    c = chip.constants.step
+    return Estimate(kernels_s / n_gpu * c.decode, kernels_s / n_gpu * c.decode_low,
+                    kernels_s / n_gpu * c.decode_high)  # fmt: skip
 
 
-def _scaled(kernels_s: Num, f: StepFactor) -> Estimate:
-    return Estimate(kernels_s * f.factor, kernels_s * f.low, kernels_s * f.high)
+__all__ = ["DAY_S", "Estimate", "decode_time", "training_time"]

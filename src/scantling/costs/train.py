@@ -2,15 +2,37 @@
 
 from __future__ import annotations
 
-from msgspec import Struct
+import math
+from collections.abc import Callable
+from typing import Any
 
-from scantling.arith import Num
-from scantling.costs.estimate import Estimate, step_factor
-from scantling.costs.time import total_time
+from msgspec import Struct
+from msgspec.structs import replace
+
+from scantling.arith import Dim, Num, product
+from scantling.costs.count import Convention, forward_flops
+from scantling.costs.exposed import Traffic, held, shown, traffic
+from scantling.costs.kernels import elementwise_time
+from scantling.costs.passes import NARROW, Pass, one_pass
+from scantling.costs.pipeline import schedule
+from scantling.costs.ranks import placed_operators
 from scantling.hardware import Cluster
-from scantling.ops import operators
-from scantling.spec import Spec, Workload
+from scantling.hardware.constants import StepConstants
+from scantling.ops import Op, operators
+from scantling.spec import Spec, Workload, dtype_bytes
 from scantling.spec.plan import Plan, Recipe
+
+
+class Estimate(Struct, frozen=True):
+    """A number with its interval: seconds, or a share."""
+
+    value_s: Num
+    low_s: Num
+    high_s: Num
+
+    def times(self, factor: float) -> Estimate:
+        """The same for another amount of work."""
+        return Estimate(self.value_s * factor, self.low_s * factor, self.high_s * factor)
 
 
 class Step(Struct, frozen=True):
@@ -37,10 +59,129 @@ class Step(Struct, frozen=True):
     """The same, with what is computed again."""
     convention: str = "causal"
 
+    @property
+    def tokens_per_s(self) -> Num:
+        """Tokens a second, of all chips together."""
+        return self.tokens / self.step.value_s
+
+
+class Terms(Struct, frozen=True):
+    """What a step is made of, in seconds of kernels and collectives alone."""
+
+    one: Pass
+    sent: Traffic
+    handled_s: Num
+    """Full gradients cast and divided before ranks that share weights sum them."""
+    optimizer_s: Num
+    offload_bytes: Num
+    n_layer: Dim
+    mtp_passes: int
+
+
+def terms(spec: Spec, plan: Plan, recipe: Recipe, context: int, cluster: Cluster,
+          mtp_passes: int = 0) -> Terms:  # fmt: skip
+    """The parts of a step before the constants of the chip.
+
+    The optimizer reads the gradients twice (norm, update), reads and writes the master copy and
+    two moments, and writes the weights.
+    """
+    placed = placed_operators(spec, replace(plan, pp=1, virtual=1), context)
+    dense, routed = held(placed, plan)
+    owned: Any = (dense + routed) / (plan.zero_ranks if plan.zero >= 1 else 1)
+    master = dtype_bytes(recipe.master) if recipe.master else 0.0
+    each = 2 * dtype_bytes(recipe.gradients) + 2 * master + dtype_bytes(recipe.weights)
+    if recipe.optimizer not in {"sgd", "none"}:
+        each = each + 4 * dtype_bytes(recipe.moments)
+    moved = owned * each
+    on_chip = elementwise_time(cluster.chip, moved, 0).value_s
+    handled = elementwise_time(cluster.chip, (dense + routed) * handled_bytes(recipe), 0).value_s
+    return Terms(
+        one_pass(placed, recipe, cluster.chip),
+        traffic(placed, spec, plan, recipe, cluster, context),
+        handled if plan.zero >= 2 else 0.0, 0.0 if recipe.offload else on_chip,
+        moved if recipe.offload else 0.0, spec.n_layer, mtp_passes,
+    )  # fmt: skip
+
+
+class Parts(Struct, frozen=True):
+    """A step by what it waits for, in seconds."""
+
+    compute_s: Num
+    recompute_s: Num
+    bubble_s: Num
+    communication_s: Num
+    optimizer_s: Num
+
+    @property
+    def step_s(self) -> Num:
+        """All of it."""
+        return self.compute_s + self.bubble_s + self.communication_s + self.optimizer_s
+
+
+def assemble(t: Terms, plan: Plan, recipe: Recipe, c: StepConstants) -> Parts:
+    """The step that the terms make with a chip's constants."""
+    one, sent, n_layer = t.one, t.sent, t.n_layer
+    forward = one.forward.seconds(c, recipe)
+    again: Num = 0.0
+    if plan.recompute == "full":
+        again = forward
+        if plan.recompute_layers is not None:
+            again = forward * (plan.recompute_layers * plan.pp / n_layer)
+    elif plan.recompute == "selective":
+        again = one.core.seconds(c, recipe)
+    elif plan.recompute == "products":  # all but attention and every other product
+        again = forward - one.core.seconds(c, recipe) - 0.5 * one.products.seconds(c, recipe)
+    light = c.fused if recipe.fused else c.eager
+    layers = forward + light * t.handled_s + one.backward.seconds(c, recipe) + again
+    head, embedding = one.head.seconds(c, recipe), one.embedding.seconds(c, recipe)
+    if t.mtp_passes:  # each is one more layer and one more output product
+        head = head * (1 + t.mtp_passes) + layers * (t.mtp_passes / n_layer)
+    tensor = sent.tensor_s + (sent.tensor_again_s if plan.recompute == "full" else 0.0)
+    beside = c.exposed_tensor if recipe.overlap else c.serial
+    inside = beside * (tensor + sent.context_s + sent.expert_s)
+    inside = inside + 2 * plan.virtual * beside * sent.pipeline_s
+    m = plan.n_micro_batch
+    sharing: Num = 0.0
+    if plan.zero == 3:
+        there = 2 * sent.gather_s + sent.reduce_s
+        sharing = m * (shown(there, layers, c.exposed) if recipe.overlap else c.serial * there)
+    elif plan.zero == 2:
+        there = sent.gather_s + sent.reduce_s
+        sharing = m * (shown(there, layers, c.exposed) if recipe.overlap else c.serial * there)
+    elif plan.dp * plan.cp > 1:
+        there = (sent.gather_s if plan.zero >= 1 else 0.0) + sent.reduce_s
+        spare = layers / plan.pp
+        sharing = shown(there, spare, c.exposed) if recipe.overlap else c.serial * there
+    busy, bubble = schedule(n_layer, (layers + inside) / n_layer, head, embedding, plan.pp,
+                            plan.virtual, m)  # fmt: skip
+    communication = m * inside / plan.pp
+    optimizer = c.optimizer * t.optimizer_s + t.offload_bytes / c.offload_bytes_per_s
+    return Parts(busy - communication, m * again / plan.pp, bubble, communication + sharing,
+                 optimizer)  # fmt: skip
+
+
+def handled_bytes(recipe: Recipe) -> float:
+    """Bytes moved for each gradient before it is summed: cast where it travels wider, divided."""
+    made, sent = dtype_bytes(recipe.weights), dtype_bytes(recipe.reduce)
+    cast = made + sent if made != sent else 0.0
+    return cast + 2 * sent
+
+
+def spread(plan: Plan, recipe: Recipe, c: StepConstants, *, experts: bool) -> float:
+    """The factor between a step and either end of its 90 % interval."""
+    squares = c.error**2
+    if plan.tp * plan.pp * plan.cp > 1:
+        squares += c.error_split**2
+    if experts:
+        squares += c.error_experts**2
+    if recipe.dtype in NARROW:
+        squares += c.error_narrow**2
+    return math.exp(c.widen * math.sqrt(squares))
+
 
 def training_step(
     spec: Spec, plan: Plan, recipe: Recipe, context: int, cluster: Cluster,
-    convention: str = "causal",
+    convention: Convention = "causal", mtp_passes: int = 0,
 ) -> Step:  # fmt: skip
     """The time of one step.
 
@@ -51,18 +192,63 @@ def training_step(
         context: Tokens of a sequence.
         cluster: Where.
         convention: What MFU counts (``costs.count.CONVENTIONS``).
+        mtp_passes: Runs of modules that predict later tokens; FLOPs do not count them.
+
+    Example:
+        >>> from scantling import catalog
+        >>> from scantling.hardware import cluster
+        >>> plan = Plan(dp=8, zero=3, n_micro_batch=2)
+        >>> s = training_step(catalog.model("llama-3.1-8b"), plan, Recipe(), 8192, cluster("h100"))
+        >>> 0.3 < s.mfu.value_s < 0.6, s.tokens
+        (True, 131072)
     """
-    work = Workload("train", plan.micro_batch, context)
+    work = Workload("prefill", plan.micro_batch, context)
     ops = operators(spec, work)
-    kernels = total_time(ops, work, cluster.chip).value_s / (plan.tp * plan.pp * plan.cp)
-    factor = step_factor("training", cluster.chip)
-    compute = kernels * plan.n_micro_batch
-    bubble = kernels * (plan.pp - 1) / plan.virtual
-    value = (compute + bubble) * factor.factor
-    step = Estimate(value, value * factor.low / factor.factor, value * factor.high / factor.factor)
+    c = cluster.chip.constants.step
+    parts = assemble(terms(spec, plan, recipe, context, cluster, mtp_passes), plan, recipe, c)
     tokens = plan.global_batch * context
-    flops = sum((op.flops(convention) for op in ops), start=0) * plan.n_micro_batch * plan.dp
-    peak = cluster.n_gpu * cluster.chip.rate(recipe.dtype)
-    mfu = Estimate(flops / (peak * step.value_s), flops / (peak * step.high_s),
-                   flops / (peak * step.low_s))  # fmt: skip
-    return Step(step, compute, 0, bubble, 0, 0, tokens, flops, mfu, mfu, convention)
+    forward: Any = forward_flops(ops, convention)
+    flops = product(forward, 3 * plan.n_micro_batch * plan.dp)
+    rate = cluster.chip.rate(rate_dtype(recipe)) * cluster.n_gpu
+    value = parts.step_s
+    wide = spread(plan, recipe, c, experts=any(op.part == "experts" for op in ops))
+    step = Estimate(value, value / wide, value * wide)
+    mfu = _share(flops, rate, step)
+    hfu = _share(flops * _again(plan, ops, spec, convention), rate, step)
+    return Step(step, parts.compute_s, parts.recompute_s, parts.bubble_s, parts.communication_s,
+                parts.optimizer_s, tokens, flops, mfu, hfu, convention)  # fmt: skip
+
+
+def rate_dtype(recipe: Recipe) -> str:
+    """The dtype whose peak rate a recipe is measured against.
+
+    Example:
+        >>> rate_dtype(Recipe(dtype="fp8-block"))
+        'fp8'
+    """
+    return recipe.dtype.removesuffix("-block")
+
+
+def _share(flops: Num, rate: float, step: Estimate) -> Estimate:
+    return Estimate(flops / (rate * step.value_s), flops / (rate * step.high_s),
+                    flops / (rate * step.low_s))  # fmt: skip
+
+
+def _again(plan: Plan, ops: tuple[Op, ...], spec: Spec, convention: Convention) -> Num:
+    """FLOPs with what is computed again over those without."""
+    if plan.recompute == "none":
+        return 1.0
+    whole = forward_flops(ops, convention)
+    kept: dict[str, Callable[[Op], bool]]
+    kept = {"full": lambda op: op.part != "lm_head", "selective": lambda op: op.kind == "attention",
+            "products": lambda op: op.kind == "matmul" and op.part != "lm_head"}
+    counted = "causal" if convention == "causal" else "full"
+    part: Any = sum((op.flops(counted) for op in ops if kept[plan.recompute](op)), start=0)
+    if plan.recompute == "products":
+        part = part / 2
+    if plan.recompute == "full" and plan.recompute_layers is not None:
+        part = part * (plan.recompute_layers * plan.pp / spec.n_layer)
+    return 1 + part / (3 * whole)
+
+
+__all__ = ["Estimate", "Parts", "Step", "Terms", "assemble", "rate_dtype", "terms", "training_step"]

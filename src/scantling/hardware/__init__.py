@@ -28,6 +28,8 @@ __all__ = [
 ]
 
 NETWORK = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(b|bit|bps)(?:/s|ps)?\s*", re.IGNORECASE)
+MACHINE = re.compile(r"^\d+\s*x\s+|\s+nvlink\d*$")
+"""What a name of a machine says besides its chip: how many, and the link between them."""
 
 
 @functools.cache
@@ -43,6 +45,8 @@ def chips() -> dict[str, Chip]:
 
 def chip(name: str) -> Chip:
     """A chip by key or alias; case, spaces, dashes, underscores and the brand do not matter.
+
+    Nor do a number of chips before the name and a link after it: ``8x H200 NVLink4``.
 
     Args:
         name: ``h100-sxm``, ``H100 SXM``, or what ``torch.cuda.get_device_name()`` says:
@@ -167,7 +171,8 @@ def _names() -> dict[str, str]:
 
 def _spellings(name: str) -> list[str]:
     """A name without case and punctuation, then the same less each leading brand."""
-    return list(_shorten(re.sub(r"[\s_-]+", "", name.lower())))
+    alone = MACHINE.sub("", name.strip().lower())
+    return list(_shorten(re.sub(r"[\s_-]+", "", alone)))
 
 
 def _shorten(plain: str) -> Iterator[str]:

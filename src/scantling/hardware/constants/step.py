@@ -1,4 +1,4 @@
-"""Constants of a whole training step: what it takes beside its kernels."""
+"""Constants of a whole training step: how kernels fare inside one, and how wrong that is."""
 
 from __future__ import annotations
 
@@ -6,14 +6,90 @@ from scantling.hardware.constants.fitted import Fitted
 
 
 class StepConstants(Fitted, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a step takes over its kernels.
+    """What kernels take inside a training step over what they take alone.
+
+    A chip that runs for days is hotter and slower than one that runs a benchmark, its kernels
+    wait for each other, and eager code passes over memory more often than a fused kernel. So each
+    kind of work has a factor on the time of its kernels. Factors are one set a chip, whatever
+    the model, the plan and the software; what the software does is said by the recipe.
 
     Args:
-        factor: Median of measured over kernels.
-        low: The lower end of its 90 % range.
-        high: The upper end.
+        matmul: Factor of products in 16 bits.
+        matmul_fp8: Of products in FP8 with a scale a tensor.
+        matmul_block: Of products in FP8 with a scale a block of 128.
+        matmul_mxfp8: Of products in MXFP8.
+        matmul_nvfp4: Of products in NVFP4.
+        experts: Of grouped products, over that of plain ones.
+        flash: Of attention by the first FlashAttention.
+        flash_width: How its factor changes with the width of a head, 1 at 64.
+        flash2: By the second.
+        flash3: By the third, cuDNN and their like.
+        scan: Of scans and short convolutions.
+        eager: Of work that moves bytes, one kernel an operation.
+        fused: The same compiled or fused by hand.
+        exposed: Share of sharing weights and gradients that is meant to hide behind compute and
+            does not.
+        exposed_tensor: The same of what the ranks of a tensor, context or expert group send.
+        hop_s: What a collective between nodes costs for each rank it passes.
+        serial: Factor of communication that compute waits for.
+        optimizer: Of the optimizer's bytes.
+        gap_eager_s: What each kernel adds that its predecessor does not hide, run eagerly.
+        gap_fused_s: The same compiled or with few kernels.
+        offload_bytes_per_s: Optimizer bytes a rank passes to and from the host in a second.
+        decode: Factor of a decoding step over its kernels, on one chip.
+        decode_low: The lower end of its 90 % range.
+        decode_high: The upper end.
+        error: Half-width of the 90 % interval of a step, as a logarithm: dense, data parallel.
+        error_split: Added to it, in squares, where tensors, layers or contexts are split.
+        error_experts: Added where there are routed experts.
+        error_narrow: Added where products are narrower than 16 bits.
     """
 
-    factor: float
-    low: float
-    high: float
+    matmul: float
+    matmul_fp8: float
+    matmul_block: float
+    matmul_mxfp8: float
+    matmul_nvfp4: float
+    experts: float
+    flash: float
+    flash_width: tuple[tuple[int, float], ...]
+    flash2: float
+    flash3: float
+    scan: float
+    eager: float
+    fused: float
+    exposed: float
+    exposed_tensor: float
+    hop_s: float
+    serial: float
+    optimizer: float
+    gap_eager_s: float
+    gap_fused_s: float
+    offload_bytes_per_s: float
+    decode: float
+    decode_low: float
+    decode_high: float
+    error: float
+    error_split: float
+    error_experts: float
+    error_narrow: float
+
+    def matmul_at(self, dtype: str) -> float:
+        """The factor of products in a recipe's dtype.
+
+        Example:
+            >>> from scantling.hardware import chip
+            >>> step = chip("h100").constants.step
+            >>> step.matmul_at("fp16") == step.matmul
+            True
+        """
+        narrow = {
+            "fp8": self.matmul_fp8, "fp8-block": self.matmul_block, "mxfp8": self.matmul_mxfp8,
+            "nvfp4": self.matmul_nvfp4,
+        }  # fmt: skip
+        return narrow.get(dtype, self.matmul)
+
+    def attention_at(self, kernel: str) -> float:
+        """The factor of an attention kernel; unfused attention is made of products."""
+        fused = {"flash": self.flash, "flash2": self.flash2, "flash3": self.flash3}
+        return fused.get(kernel, self.matmul)

@@ -1,0 +1,171 @@
+"""What the ranks of a step send each other, and how much of it compute does not hide."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from msgspec import Struct
+
+from scantling.arith import Dim, Num, maximum, product
+from scantling.costs.kernels import collective_time
+from scantling.costs.ranks import Placed, expert_tp
+from scantling.hardware import Cluster
+from scantling.spec import Spec, dtype_bytes
+from scantling.spec.plan import Plan, Recipe
+
+class Traffic(Struct, frozen=True):
+    """Seconds of communication at the speed of the collectives alone."""
+
+    tensor_s: Num
+    """Of the tensor group, a micro-batch through all layers, forward and backward."""
+    tensor_again_s: Num
+    """The part of it that recomputing whole layers runs once more."""
+    context_s: Num
+    """Of the context group, likewise."""
+    expert_s: Num
+    """Dispatch and combination of tokens, likewise."""
+    pipeline_s: Num
+    """One send between stages."""
+    gather_s: Num
+    """Weights of the layers gathered once from the ranks that share them."""
+    reduce_s: Num
+    """Gradients of the layers summed once, each rank keeping its share (or all of them)."""
+
+
+def traffic(
+    placed: Sequence[Placed], spec: Spec, plan: Plan, recipe: Recipe, cluster: Cluster,
+    context: int,
+) -> Traffic:  # fmt: skip
+    """The communication of one micro-batch and of one step.
+
+    Ranks of a tensor group lie next to each other, then those of context, data, pipeline.
+
+    Args:
+        placed: The forward operators of one micro-batch on one rank, all layers on one stage.
+        spec: The model.
+        plan: How it is split.
+        recipe: In what numbers.
+        cluster: Where.
+        context: Tokens of a sequence.
+    """
+    size = dtype_bytes("bf16")
+    hidden = product(spec.d_model, plan.micro_batch * context / plan.cp) * size
+    tensor, again = tensor_group(placed, hidden, plan, cluster)
+    pipeline: Num = 0.0
+    if plan.pp > 1:
+        boundary = hidden / (plan.tp if plan.sequence_parallel else 1)
+        pipeline = _once("send", boundary, 2, plan.n_gpu // plan.pp, cluster)
+    gather, reduced = sharing(placed, spec.n_layer, plan, recipe, cluster)
+    return Traffic(
+        tensor, again, context_group(placed, plan, cluster, context),
+        expert_group(placed, plan, cluster), pipeline, gather, reduced,
+    )  # fmt: skip
+
+
+def tensor_group(
+    placed: Sequence[Placed], hidden: Num, plan: Plan, cluster: Cluster
+) -> tuple[Num, Num]:
+    """What a micro-batch sends in its tensor group, and the part of it that is forward.
+
+    Each region between a product split by its outputs and one split by its inputs gathers the
+    stream before and scatters the sums after (an all-reduce is both, one after the other);
+    backward does the same, and gathers the inputs once more for the gradients of the weights.
+    """
+    if plan.tp == 1:
+        return 0.0, 0.0
+    regions: Any = 0
+    for p in placed:
+        if p.split == "in" and p.op.part != "experts":
+            regions = regions + p.op.times
+    one = regions * _once("all_gather", hidden, plan.tp, 1, cluster)
+    return (4 + plan.sequence_parallel) * one, 2 * one
+
+
+def context_group(placed: Sequence[Placed], plan: Plan, cluster: Cluster, context: int) -> Num:
+    """Keys and values gathered forward, again backward, and their gradients summed back."""
+    if plan.cp == 1:
+        return 0.0
+    kept: Any = 0
+    for p in placed:
+        if p.op.kind == "attention" and p.op.cache is not None:
+            kept = kept + product(p.op.cache.keys_and_values(context), plan.micro_batch)
+    return 3 * _once("all_gather", kept * dtype_bytes("bf16"), plan.cp, plan.tp, cluster)
+
+
+def expert_group(placed: Sequence[Placed], plan: Plan, cluster: Cluster) -> Num:
+    """Tokens sent to their experts and back, forward and backward."""
+    if plan.ep == 1:
+        return 0.0
+    split = expert_tp(plan)
+    total: Any = 0.0
+    for p in placed:
+        if p.op.part == "experts" and p.split == "in":
+            sent = product(p.op.m, p.op.repeat, p.op.n) * (dtype_bytes("bf16") / split)
+            each = _once("all_to_all", sent / p.op.times, plan.ep, split, cluster)
+            total = total + 4 * p.op.times * each
+    return total
+
+
+def sharing(
+    placed: Sequence[Placed], n_layer: Dim, plan: Plan, recipe: Recipe, cluster: Cluster
+) -> tuple[Num, Num]:
+    """Gathering the weights of a rank once, and summing their gradients once."""
+    dense, routed = held(placed, plan)
+    ranks = plan.zero_ranks
+    routed_ranks = max(1, ranks * plan.tp // (plan.ep * expert_tp(plan)))
+    gather: Any = 0.0
+    reduced: Any = 0.0
+    kind = "reduce_scatter" if plan.zero >= 1 else "all_reduce"
+    groups = ((dense, ranks, plan.tp), (routed, routed_ranks, plan.ep * expert_tp(plan)))
+    for weights, group, stride in groups:
+        if isinstance(weights, int | float) and weights == 0:
+            continue
+        there = weights * dtype_bytes(recipe.weights)
+        back = weights * dtype_bytes(recipe.reduce)
+        gather = gather + _once("all_gather", there, group, stride, cluster)
+        reduced = reduced + _once(kind, back, group, stride, cluster)
+    if plan.zero >= 2 and ranks * plan.tp > cluster.node.n_gpu:  # a collective for each layer
+        waiting = n_layer * (ranks - 1) * cluster.chip.constants.step.hop_s
+        gather, reduced = gather + waiting, reduced + waiting
+    return gather, reduced
+
+
+def held(placed: Sequence[Placed], plan: Plan) -> tuple[Num, Num]:
+    """Weights that one rank holds: all but routed experts, and those; stages hold equal shares."""
+    dense: Any = 0
+    routed: Any = 0
+    for p in placed:
+        for t in p.op.tensors:
+            if t.alias is not None or t.buffer:
+                continue
+            if t.experts is None:
+                dense = dense + t.size()
+            else:
+                routed = routed + t.size()
+    return dense / plan.pp, routed / plan.pp
+
+
+def shown(sent_s: Num, beside_s: Num, exposed: float) -> Num:
+    """What communication adds to compute that runs beside it: a share, or what is left over."""
+    found: Num = maximum(exposed * sent_s, sent_s - beside_s)
+    return found
+
+
+def _once(kind: Any, size: Num, ranks: int, stride: int, cluster: Cluster) -> Any:
+    """One collective, whose ranks in one node share its ways out where they are several.
+
+    Each of N nodes takes in (N - 1) / N of a gathered message; its g ranks of the group do so
+    side by side, so each passes that over g on its own way out.
+    """
+    here = max(1, cluster.node.n_gpu // stride)
+    nodes = -(-ranks // here)
+    if ranks == 1 or nodes == 1:
+        return collective_time(cluster, kind, size, ranks, stride).value_s
+    if kind == "all_to_all" or here == 1:
+        return collective_time(cluster, kind, size, ranks, stride).value_s
+    between = collective_time(cluster, kind, size / here, nodes, cluster.node.n_gpu).value_s
+    return maximum(between, collective_time(cluster, kind, size, here, stride).value_s)
+
+
+__all__ = ["Traffic", "held", "shown", "traffic"]
