@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, Literal
 
 from msgspec import Struct
@@ -13,6 +13,7 @@ from scantling.costs.memory import TrainingMemory, training_memory
 from scantling.costs.money import Bill, bill
 from scantling.costs.train import Step, training_step
 from scantling.errors import FieldError
+from scantling.search.plan_floor import Floors
 from scantling.search.plan_question import Phase, Question, question
 from scantling.search.plan_space import (
     Rejected,
@@ -28,6 +29,8 @@ from scantling.spec.plan import Plan
 
 Verdict = Literal["fits", "fits only if", "does not fit"]
 Progress = Callable[[int, int], None]
+ALTERNATIVES = 12
+"""Other splits that are kept beside the choice."""
 
 
 class Trial(Struct, frozen=True):
@@ -44,8 +47,8 @@ class Trial(Struct, frozen=True):
 
     @property
     def bytes(self) -> float:
-        """Bytes of the most loaded rank."""
-        return float(self.memory.total)
+        """Bytes of the most loaded rank, at the upper end of the interval."""
+        return float(self.memory.high)
 
 
 class Counts(Struct, frozen=True, kw_only=True):
@@ -162,18 +165,21 @@ def run_bill(q: Question, trial: Trial, phase: Phase) -> Bill:
 
 def _one_phase(q: Question, progress: Progress | None) -> Plans:
     began = time.perf_counter()
-    tally = Tally()
-    kept, closest, too_large = candidates(q, tally, progress)
-    trials, slower = timed(q, kept, progress)
+    tally, held = Tally(), Held(q)
+    found, closest = leaves(q, tally, held, progress)
     if tally.considered == 0:
         raise FieldError("plan", None, "leaves nothing to search", "fix fewer axes")
-    certain = [t for t in trials if verdict(t.memory, q) == "fits"]
-    pool = certain or trials
+    search(q, found, held, progress)
+    certain = [t for t in held.trials if verdict(t.memory, q) == "fits"]
+    pool = certain or held.trials
     choice = min(pool, key=_order, default=None)
     counts = Counts(
-        considered=tally.considered, invalid=tally.invalid, too_large=too_large, slower=slower,
-        timed=len(trials),
+        considered=tally.considered, invalid=tally.invalid, too_large=held.too_large,
+        slower=held.slower, timed=len(held.trials),
     )  # fmt: skip
+    assert counts.considered == sum(
+        (counts.invalid, counts.too_large, counts.slower, counts.timed)
+    ), counts  # fmt: skip
     return Plans(
         question=q, choice=choice, front=front(pool), alternatives=_alternatives(pool, choice),
         closest=closest if choice is None else None, rejected=tally.rejected(), counts=counts,
@@ -182,56 +188,118 @@ def _one_phase(q: Question, progress: Progress | None) -> Plans:
     )  # fmt: skip
 
 
-Kept = tuple[Split, Plan, TrainingMemory]
+class Leaf(Struct, frozen=True):
+    """A plan that is not computed yet, with bounds of its time and its memory."""
+
+    floor_s: float
+    least_bytes: float
+    group: tuple[Split, int]
+    plan: Plan
 
 
-def candidates(
-    q: Question, tally: Tally, progress: Progress | None = None
-) -> tuple[list[Kept], tuple[Plan, TrainingMemory] | None, int]:
-    """Valid plans whose memory may fit, the plan that holds least, and how many are too large.
+class Held(Struct):
+    """What a search has found so far, and which plans it no longer needs to look at."""
 
-    A larger micro-batch holds no less, and less recompute holds no less: once a plan is too large,
-    those beyond it are counted, not computed.
+    question: Question
+    trials: list[Trial] = []
+    too_large: int = 0
+    slower: int = 0
+    """Left out because a plan that fits is faster than their bound and holds no more."""
+    stairs: list[tuple[float, float]] = []
+    """(seconds, bytes) of plans that fit and that none beats in both, the fastest first."""
+    fastest: dict[tuple[int, int, int, int], float] = {}
+    """The fastest plan that fits of every split, seconds."""
+    unfit: dict[tuple[Split, int], list[tuple[int, int]]] = {}
+    """(recompute, micro-batch) too large for a split and a stage of ZeRO."""
+
+    def beaten(self, seconds: float, size: float) -> bool:
+        """Whether a plan that fits is at least as fast and holds no more."""
+        return any(s <= seconds and b <= size for s, b in self.stairs)
+
+    def unwanted(self, leaf: Leaf, size: float) -> bool:
+        """Whether a plan can neither be on the front nor among the alternatives."""
+        if not self.beaten(leaf.floor_s, size):
+            return False
+        own = self.fastest.get(degrees(leaf.plan))
+        if own is not None and own <= leaf.floor_s:
+            return True
+        best = sorted(self.fastest.values())
+        return len(best) > ALTERNATIVES and best[ALTERNATIVES] <= leaf.floor_s
+
+    def add(self, trial: Trial) -> None:
+        """Keep a plan that was timed."""
+        self.trials.append(trial)
+        if verdict(trial.memory, self.question) != "fits":
+            return
+        size = float(trial.memory.high)
+        if not self.beaten(trial.step_s, size):
+            kept = [(s, b) for s, b in self.stairs if s < trial.step_s or b < size]
+            self.stairs = sorted([*kept, (trial.step_s, size)])
+        key = degrees(trial.plan)
+        self.fastest[key] = min(trial.step_s, self.fastest.get(key, trial.step_s))
+
+
+def leaves(
+    q: Question, tally: Tally, held: Held, progress: Progress | None
+) -> tuple[list[Leaf], tuple[Plan, TrainingMemory] | None]:  # fmt: skip
+    """Every valid plan of a split that may fit, with its bounds, and the plan that holds least.
+
+    Of a split and a stage of ZeRO, the plan with the smallest micro-batch and the most recompute
+    holds least: where that is too large, all of them are.
     """
-    kept: list[Kept] = []
+    floors = Floors(q)
+    found: list[Leaf] = []
     least: tuple[Plan, TrainingMemory] | None = None
-    too_large = 0
     for n_done, (split, batches) in enumerate(splits(q, tally)):
-        if progress is not None and n_done % 64 == 0:
+        if progress is not None and n_done % 16 == 0:
             progress(n_done, 0)
+        modes = recomputes(q)
         for zero in zeros(q, split.dp * split.cp):
-            found = problem(q, split, zero)
-            if found is not None:
-                n = len(batches) * len(recomputes(q))
-                tally.reject(*found, split.degrees() | {"zero": zero}, n)
+            wrong = problem(q, split, zero)
+            if wrong is not None:
+                tally.reject(*wrong, split.degrees() | {"zero": zero}, len(batches) * len(modes))
                 continue
-            limit = len(batches)
-            for recompute in recomputes(q):
-                for i, micro_batch in enumerate(batches[:limit]):
-                    one = plan_of(q, split, zero, recompute, micro_batch)
-                    memory = training_memory(q.spec, one, q.recipe, q.context)
-                    if least is None or float(memory.high) < float(least[1].high):
-                        least = one, memory
-                    if verdict(memory, q) == "does not fit":
-                        limit = i
-                        break
-                    kept.append((split, one, memory))
-                too_large += len(batches) - limit
-    return kept, least, too_large
+            base = plan_of(q, split, zero, modes[0], batches[0])
+            memory = training_memory(q.spec, base, q.recipe, q.context)
+            if least is None or float(memory.high) < float(least[1].high):
+                least = base, memory
+            if verdict(memory, q) == "does not fit":
+                held.too_large += len(batches) * len(modes)
+                continue
+            for micro_batch in batches:
+                for mode in modes:
+                    one = plan_of(q, split, zero, mode, micro_batch)
+                    found.append(
+                        Leaf(floors.seconds(one), float(memory.high), (split, zero), one)
+                    )
+    return found, least
 
 
-def timed(
-    q: Question, kept: Iterable[Kept], progress: Progress | None = None
-) -> tuple[list[Trial], int]:
-    """The plans with their times, and how many were left out as slower for certain."""
-    found = []
-    everything = list(kept)
-    for n_done, (_, one, memory) in enumerate(everything):
+def search(q: Question, found: list[Leaf], held: Held, progress: Progress | None) -> None:
+    """Compute plans in the order of their bounds, and leave out what can no longer matter."""
+    rank = {mode: i for i, mode in enumerate(recomputes(q))}
+    found.sort(key=lambda leaf: leaf.floor_s)
+    for n_done, leaf in enumerate(found):
         if progress is not None and n_done % 64 == 0:
-            progress(n_done, len(everything))
-        step = training_step(q.spec, one, q.recipe, q.context, q.cluster, q.convention)
-        found.append(Trial(one, memory, step))
-    return found, 0
+            progress(n_done, len(found))
+        if held.unwanted(leaf, leaf.least_bytes):
+            held.slower += 1
+            continue
+        p = leaf.plan
+        mark = rank[p.recompute], p.micro_batch
+        too_large = held.unfit.setdefault(leaf.group, [])
+        if any(r <= mark[0] and b <= mark[1] for r, b in too_large):
+            held.too_large += 1
+            continue
+        memory = training_memory(q.spec, p, q.recipe, q.context)
+        if verdict(memory, q) == "does not fit":
+            too_large.append(mark)
+            held.too_large += 1
+        elif held.unwanted(leaf, float(memory.high)):
+            held.slower += 1
+        else:
+            step = training_step(q.spec, p, q.recipe, q.context, q.cluster, q.convention)
+            held.add(Trial(p, memory, step))
 
 
 def _order(t: Trial) -> tuple[float, float, int]:
@@ -258,11 +326,11 @@ def degrees(p: Plan) -> tuple[int, int, int, int]:
     return p.tp, p.pp, p.cp, p.ep
 
 
-def _alternatives(trials: list[Trial], choice: Trial | None, n: int = 12) -> tuple[Trial, ...]:
+def _alternatives(trials: list[Trial], choice: Trial | None) -> tuple[Trial, ...]:
     """The fastest plan of every split but the chosen one's."""
     if choice is None:
         return ()
     best: dict[tuple[int, int, int, int], Trial] = {}
     for t in sorted(trials, key=_order):
         best.setdefault(degrees(t.plan), t)
-    return tuple(t for key, t in best.items() if key != degrees(choice.plan))[:n]
+    return tuple(t for key, t in best.items() if key != degrees(choice.plan))[:ALTERNATIVES]
