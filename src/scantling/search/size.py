@@ -4,26 +4,33 @@ from __future__ import annotations
 
 from typing import Any
 
-from scantling.costs.estimate import DAY_S, step_factor
+from scantling import catalog
+from scantling.costs.estimate import DAY_S
+from scantling.costs.train import training_step
 from scantling.errors import FieldError
-from scantling.hardware import Chip
+from scantling.hardware import Chip, cluster
 from scantling.laws import Features, law
+from scantling.spec.plan import Plan, Recipe
 
 REFERENCE_ASPECT = 64
 """D/L of the shape that stands for a size; the law's valley is flat around it."""
+REFERENCE_MODEL = "llama-3.1-8b"
+"""Whose MFU stands for that of a size."""
 DECADES = (5, 14)
 STEPS = 40
 """Sizes tried for a decade of body parameters."""
 
 
 def flops_of(days: float, chip: Chip, n_gpu: int, dtype: str) -> int:
-    """Training FLOPs that so many days on so many chips allow.
+    """Training FLOPs that so many days on so many chips allow, attention in full.
 
-    Days × chips × peak × the fraction a large GEMM reaches / the factor a step takes over its
-    kernels.
+    Days × chips × peak × the MFU of a dense 8 B model, each chip with all of a step's work of its
+    own: shapes of one class differ by less than the interval of any of them.
     """
-    rate = chip.rate(dtype) * chip.constants.gemm.matmul_at(dtype)
-    return int(days * DAY_S * n_gpu * rate / step_factor("training", chip).factor)
+    spec = catalog.model(REFERENCE_MODEL)
+    step = training_step(spec, Plan(micro_batch=4), Recipe(dtype=dtype), 8192, cluster(chip, 1),
+                         "full")  # fmt: skip
+    return int(days * DAY_S * n_gpu * chip.rate(dtype) * float(step.mfu.value_s))
 
 
 def size_of(
