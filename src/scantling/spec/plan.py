@@ -84,12 +84,19 @@ class Adapter(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         weights: Dtype of the frozen weights: ``bf16``, ``int8``, ``nf4`` (blocks of 64 with an
             fp32 scale), ``nf4-dq`` (scales quantised too), ``int4-g128``.
         dropout: Whether the adapters' input passes a dropout, which keeps a copy and a mask.
+        packs_head: Whether the output matrix is kept in ``weights`` as well.
     """
 
     rank: int
     targets: tuple[str, ...] = ()
     weights: str = "bf16"
     dropout: bool = False
+    packs_head: bool = False
+
+    @property
+    def packed(self) -> bool:
+        """Whether the frozen weights must be unpacked before a product."""
+        return self.weights not in {"bf16", "fp16", "fp32"}
 
 
 class Recipe(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -1,0 +1,248 @@
+"""What a forward pass leaves for the backward pass: a fold over one rank's operators.
+
+Autograd keeps, of each operator, what its gradient needs:
+
+    product y = x Wᵀ         x (once, where several products read the same)
+    norm                     its input; written out in bf16, an fp32 copy of it (RMS) instead
+    activation               its input: gate and up where gated; unfused, the activated gate too
+    attention, flash         q, k, v, the output, and the log-sum-exp in fp32, 4 a s
+    attention, unfused       q, k, v, softmax 2 a s²; with dropout its mask a s² and output 2 a s²
+    dropout                  a mask of one byte an element
+    residual sum, lookup     nothing
+
+With 16-bit numbers, a GPT layer of width h, dropout and unfused attention that is, per token,
+
+    norms 4h · qkv input 2h · q, k 4h · v 2h · output 2h · up input 2h · activation input 8h ·
+    down input 8h · two masks 2h · softmax, mask, dropout 5 a s       = 34 h + 5 a s
+
+(Korthikanti et al. 2022, equation 1). What stands in the residual stream (norms, the inputs of qkv
+and up, the masks: 10 h) is divided by TP only with sequence parallelism, the rest always:
+s b h (10 + 24/t + 5 a s / (h t)), equations 2 and 4. Statistics of norms (4 to 8 bytes a token) are
+left out.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec import Struct
+
+from scantling.arith import Num, maximum, minimum, product
+from scantling.costs.ranks import Placed
+from scantling.spec import dtype_bytes
+from scantling.spec.plan import Plan, Recipe
+
+STREAM_NORMS = ("pre_norm", "final_norm")
+"""Norms whose output several products read."""
+GATES = frozenset({"gate", "experts_gate", "shared_gate"})
+
+
+class Kept(Struct, frozen=True):
+    """Bytes that one micro-batch leaves on one rank."""
+
+    layers: Num
+    """By all layers of the stage, with the plan's recompute."""
+    outside: Num
+    """By what is not in a layer: the last norm and the input of the head."""
+    one_layer: Num
+    """By the largest layer without recompute: what it holds while it is computed again."""
+    temporary: Num
+    """Gradients that are alive at once inside a layer's backward pass, at most."""
+
+    @property
+    def total(self) -> Num:
+        """All that waits for the backward pass."""
+        return self.layers + self.outside
+
+
+def kept(ops: tuple[Placed, ...], width: Any, plan: Plan, recipe: Recipe, rows: Any) -> Kept:
+    """What one micro-batch leaves on a rank.
+
+    Args:
+        ops: The forward operators of the rank.
+        width: D of the residual stream.
+        plan: How the model is split.
+        recipe: Its numbers and software.
+        rows: Tokens of the micro-batch on the rank, before sequence parallelism.
+
+    Returns:
+        Bytes. Scans of recurrent mixers are counted as what they read and write once.
+    """
+    stream = rows * width * item(recipe) / stream_share(plan)
+    own: dict[str, Any] = {}
+    cheap: dict[str, Any] = {}
+    occurs: dict[str, Any] = {}
+    grads: dict[str, Any] = {}
+    fold = _Fold(plan, recipe)
+    for placed in ops:
+        left, grad = fold.step(placed)
+        layer = placed.layer
+        own[layer] = own.get(layer, 0) + left
+        cheap[layer] = cheap.get(layer, 0) + fold.saved
+        grads[layer] = maximum(grads.get(layer, 0), grad)
+        if layer not in occurs:
+            occurs[layer] = placed.op.times
+    layers: Any = 0
+    largest: Any = 0
+    temporary: Any = 0
+    spare: Any = plan.recompute_layers
+    for layer, left in own.items():
+        if not layer:
+            continue
+        largest = maximum(largest, left)
+        temporary = maximum(temporary, grads[layer] + stream)
+        n = occurs[layer]
+        again = n if spare is None else minimum(spare, n)
+        spare = None if spare is None else spare - again
+        if plan.recompute == "full":
+            layers = layers + product(again, stream) + product(n - again, left)
+        elif plan.recompute == "products":
+            layers = layers + product(again, stream + cheap[layer]) + product(n - again, left)
+        else:
+            layers = layers + product(n, left)
+    return Kept(layers=layers, outside=own.get("", 0), one_layer=largest, temporary=temporary)
+
+
+def item(recipe: Recipe) -> float:
+    """Bytes of an activation: those of the weights' forward dtype, 16 bits beneath it."""
+    return max(2.0, dtype_bytes("fp32" if recipe.dtype == "fp32" else "bf16"))
+
+
+def stream_share(plan: Plan) -> int:
+    """Ranks that share the residual stream."""
+    return plan.tp if plan.sequence_parallel else 1
+
+
+class _Fold:
+    """Walks the operators in order, knowing what is kept already."""
+
+    def __init__(self, plan: Plan, recipe: Recipe) -> None:
+        self.plan, self.recipe = plan, recipe
+        self.b = item(recipe)
+        self.frozen = recipe.adapter is not None
+        self.flash = recipe.attention != "unfused"
+        self.stream_kept = False
+        self.norm_kept = False
+        self.gated = False
+        self.n_product = 0
+        self.saved: Any = 0
+        self.layer = ""
+
+    def step(self, placed: Placed) -> tuple[Any, Any]:
+        """Bytes one occurrence of an operator keeps, and those of its gradients beside them.
+
+        ``saved`` is then what is kept of it where all but attention and every other product is
+        computed again.
+        """
+        op = placed.op
+        self.saved = 0
+        if placed.layer != self.layer:
+            self.layer, self.n_product = placed.layer, 0
+        leaf = op.name.rpartition(".")[2]
+        if op.kind == "norm":
+            return self._norm(placed, leaf), 0
+        if op.kind == "matmul":
+            return self._product(placed, leaf)
+        if op.kind == "attention":
+            return self._attention(placed), 0
+        if op.kind == "scan":
+            return op.m * op.elements * self.b, 0
+        if leaf.endswith("activation"):
+            return self._activation(placed)
+        if leaf == "residual":
+            self.stream_kept = self.norm_kept = False
+            return op.m * op.n * 1 if self.recipe.dropout else 0, 0
+        return 0, 0
+
+    def _norm(self, placed: Placed, leaf: str) -> Any:
+        op = placed.op
+        plain = any(t.name.endswith("_bias") for t in op.tensors)
+        if leaf.endswith(STREAM_NORMS):
+            self.stream_kept = False
+        if self.recipe.fused or plain:
+            if leaf.endswith("pre_norm") and self.norm_kept:
+                return 0  # a second norm of the same stream reads the same tensor
+            self.norm_kept = self.norm_kept or leaf.endswith("pre_norm")
+            return op.m * op.n * self.b
+        scaled = 0 if self.frozen or not op.tensors else self.b
+        return op.m * op.n * (4 + scaled)
+
+    def _product(self, placed: Placed, leaf: str) -> tuple[Any, Any]:
+        op = placed.op
+        each = op.repeat / maximum(op.times, 1)
+        made = op.m * op.n * each * self.b
+        self._count(placed, leaf)
+        self.gated = any(t.name.rpartition(".")[2] in GATES for t in op.tensors)
+        read = op.m * op.k * each * self.b
+        left: Any = 0
+        grad: Any = 0
+        if placed.reads_stream:
+            if not self.stream_kept and self._trains(leaf):
+                share = stream_share(self.plan) if placed.split == "out" else 1
+                left = left + read / share + self._adapter_dropout(read)
+                self.stream_kept = True
+        elif leaf == "o" and self.flash:
+            left = left + read  # the output, which flash attention keeps itself
+        elif self._trains(leaf):
+            left = left + read
+        if leaf in {"qkv", "kv", "q", "q_up"}:  # what attention reads
+            left = left + made
+            grad = made
+        if op.part == "router":
+            left = left + op.m * op.n * 4
+        return left, grad
+
+    def _trains(self, leaf: str) -> bool:
+        """Whether a gradient of a product's weight, or of an adapter on it, is wanted."""
+        adapter = self.recipe.adapter
+        if adapter is None or adapter.packed:  # packed products keep their input all the same
+            return True
+        return not adapter.targets or any(_named(leaf, t) for t in adapter.targets)
+
+    def _adapter_dropout(self, read: Any) -> Any:
+        adapter = self.recipe.adapter
+        return read / self.b if adapter is not None and adapter.dropout else 0
+
+    def _count(self, placed: Placed, leaf: str) -> None:
+        """Every other product is kept; one that only feeds a sum is needed by no gradient."""
+        for t in placed.op.tensors:
+            if len(t.shape) != 2:
+                continue
+            self.n_product += 1
+            dead = self.recipe.fused and placed.split == "in"
+            if self.n_product % 2 and not dead:
+                self.saved = self.saved + placed.op.m * t.shape[0] * self.b
+        if leaf == "o":
+            self.saved = self.saved + placed.op.m * placed.op.k * self.b
+
+    def _attention(self, placed: Placed) -> Any:
+        op = placed.op
+        heads = op.repeat / maximum(op.times, 1)
+        left: Any = 0
+        if op.cache is not None and op.cache.expanded is not None:  # keys, values of the latent
+            left = left + product(op.m, op.cache.expanded, self.plan.micro_batch) * self.b
+        if self.flash:
+            self.saved = product(op.m, heads) * 4
+            return left + self.saved
+        if self.plan.recompute == "selective":
+            return left
+        pairs = product(op.m, op.n, heads)
+        return left + pairs * (self.b + (1 + self.b if self.recipe.dropout else 0))
+
+    def _activation(self, placed: Placed) -> tuple[Any, Any]:
+        op = placed.op
+        each = op.m * op.n * self.b
+        inputs = 2 * each if self.gated else each
+        if self.gated and not self.recipe.fused:
+            return inputs + each, inputs + each
+        return inputs, inputs
+
+
+FUSED = {"q": ("qkv", "q", "q_up"), "k": ("qkv", "kv"), "v": ("qkv", "kv")}
+"""Operators that hold the matrix of a name beside others."""
+
+
+def _named(leaf: str, target: str) -> bool:
+    """Whether an operator holds the matrix of a target's name: ``q_proj`` is in ``qkv``."""
+    plain = target.removesuffix("_proj")
+    return leaf in FUSED.get(plain, (plain, "up" if plain == "gate" else plain))
