@@ -174,13 +174,11 @@ def _variants(q: Question, plain: Split) -> Iterator[Split]:
 
 
 def _chunks(q: Question, pp: int) -> list[int]:
-    """Chunks a stage can hold: none needs more layers than there are."""
+    """Chunks a stage can hold: all its chunks have equally many layers."""
     if "virtual" in q.fixed:
         return [int(q.fixed["virtual"])]
-    if pp == 1:
-        return [1]
-    per_stage = int(q.spec.n_layer) // pp
-    return [v for v in divisors(int(q.spec.n_layer)) if v <= per_stage] or [1]
+    each, rest = divmod(int(q.spec.n_layer), pp)
+    return [1] if pp == 1 or rest else list(divisors(each))
 
 
 def problem(q: Question, split: Split, zero: int | None = None) -> tuple[str, str] | None:

@@ -48,7 +48,7 @@ class Trial(Struct, frozen=True):
     @property
     def bytes(self) -> float:
         """Bytes of the most loaded rank, at the upper end of the interval."""
-        return float(self.memory.high)
+        return float(self.memory.needed_high)
 
 
 class Counts(Struct, frozen=True, kw_only=True):
@@ -110,9 +110,9 @@ class Plans(Struct, frozen=True, kw_only=True):
 def verdict(memory: TrainingMemory, q: Question) -> Verdict:
     """Whether a rank's memory fits the chip: yes at the upper end, no at the lower."""
     usable = q.chip.usable_bytes
-    if float(memory.high) <= usable:
+    if float(memory.needed_high) <= usable:
         return "fits"
-    return "fits only if" if float(memory.low) <= usable else "does not fit"
+    return "fits only if" if float(memory.needed_low) <= usable else "does not fit"
 
 
 def plan(model: Any, *, progress: Progress | None = None, **given: Any) -> Plans:
@@ -231,7 +231,7 @@ class Held(Struct):
         self.trials.append(trial)
         if verdict(trial.memory, self.question) != "fits":
             return
-        size = float(trial.memory.high)
+        size = float(trial.memory.needed_high)
         if not self.beaten(trial.step_s, size):
             kept = [(s, b) for s, b in self.stairs if s < trial.step_s or b < size]
             self.stairs = sorted([*kept, (trial.step_s, size)])
@@ -261,7 +261,7 @@ def leaves(
                 continue
             base = plan_of(q, split, zero, modes[0], batches[0])
             memory = training_memory(q.spec, base, q.recipe, q.context)
-            if least is None or float(memory.high) < float(least[1].high):
+            if least is None or float(memory.needed_high) < float(least[1].needed_high):
                 least = base, memory
             if verdict(memory, q) == "does not fit":
                 held.too_large += len(batches) * len(modes)
@@ -270,7 +270,7 @@ def leaves(
                 for mode in modes:
                     one = plan_of(q, split, zero, mode, micro_batch)
                     found.append(
-                        Leaf(floors.seconds(one), float(memory.high), (split, zero), one)
+                        Leaf(floors.seconds(one), float(memory.needed_high), (split, zero), one)
                     )
     return found, least
 
@@ -295,7 +295,7 @@ def search(q: Question, found: list[Leaf], held: Held, progress: Progress | None
         if verdict(memory, q) == "does not fit":
             too_large.append(mark)
             held.too_large += 1
-        elif held.unwanted(leaf, float(memory.high)):
+        elif held.unwanted(leaf, float(memory.needed_high)):
             held.slower += 1
         else:
             step = training_step(q.spec, p, q.recipe, q.context, q.cluster, q.convention)
