@@ -30,7 +30,7 @@ DECORATION = re.compile(
     r"hf|it|pt|chat|instruct|base|text|exp|preview|thinking|original|meta|nvidia|gguf|awq|gptq"
     r"|dynamic|bf16|fp16|mxfp8|fp8|nvfp4|mxfp4|fp4|int8|int4|w\d+a\d+|\d+k|\d{4}|v\d+\.\d+|v1"
 )
-"""Words of a name that say how weights were tuned, stored or dated, and not what shape they have."""
+"""Words of a name that say how weights were tuned, stored or dated, and not their shape."""
 SIZE = re.compile(r"(?:\d+x)?a?\d+(?:\.\d+)?[bm]")
 SIZE_TOLERANCE = 0.25
 """Share by which a size stated beside a name may miss the count: 1.3 is said of 1.42 billion."""
@@ -47,6 +47,8 @@ class Named(Struct, frozen=True):
     config: dict[str, Any]
     mtp_passes: int | None = None
     """Runs of the modules that predict later tokens, in training; None is once each."""
+    tuned_from: str | None = None
+    """The model whose shape and weights it began with."""
 
 
 class Loaded(Struct, frozen=True):
@@ -235,6 +237,11 @@ def load(given: str | Path | dict[str, Any] | Spec, *, assume: bool = False) -> 
         return _from_config(config, name, notes, assume)
     if path.suffix in {".json", ".safetensors", ".gguf"}:
         raise FieldError("model", text, "does not exist")
+    return _by_name(text, assume)
+
+
+def _by_name(text: str, assume: bool) -> Loaded:
+    """A name of the catalogue, a hub id, or another spelling of a name."""
     try:
         return loaded(text)
     except UnknownNameError as error:
@@ -271,9 +278,10 @@ def _from_config(config: dict[str, Any], name: str, notes: list[str], assume: bo
 def recent_dense() -> tuple[tuple[int, int, str], ...]:
     """Parameters, vocabulary and name of dense transformers since 2023, the latest first.
 
-    Shapes that were only timed are no model to copy, and a mixer with a state is no transformer.
+    Shapes that were only timed or tuned are none to copy; a mixer with a state is no transformer.
     """
-    recent = [m for m in named().values() if m.released >= "2023" and m.hub]
+    chosen = [m for m in named().values() if m.hub and m.tuned_from is None]
+    recent = [m for m in chosen if m.released >= "2023"]
     other = ("n_expert", "scan_chunk")
     dense = [m for m in recent if not any(has(loaded(m.name).spec, field) for field in other)]
     latest = sorted(dense, key=lambda m: m.released, reverse=True)

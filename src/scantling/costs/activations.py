@@ -30,7 +30,7 @@ from msgspec import Struct
 from scantling.arith import Num, maximum, minimum, product
 from scantling.costs.ranks import Placed
 from scantling.spec import dtype_bytes
-from scantling.spec.plan import Plan, Recipe
+from scantling.spec.plan import Adapter, Plan, Prompt, Recipe
 
 STREAM_NORMS = ("pre_norm", "final_norm")
 """Norms whose output several products read."""
@@ -164,8 +164,12 @@ class _Fold:
                 return 0  # a second norm of the same stream reads the same tensor
             self.norm_kept = self.norm_kept or leaf.endswith("pre_norm")
             return op.m * op.n * self.b
-        scaled = 0 if self.frozen or not op.tensors else self.b
+        trained = not self.frozen or self._scales()
+        scaled = self.b if trained and op.tensors else 0
         return op.m * op.n * (4 + scaled)
+
+    def _scales(self) -> bool:
+        return isinstance(self.recipe.adapter, Prompt) and self.recipe.adapter.scales
 
     def _product(self, placed: Placed, leaf: str) -> tuple[Any, Any]:
         op = placed.op
@@ -179,29 +183,60 @@ class _Fold:
         if placed.reads_stream:
             if not self.stream_kept and self._trains(leaf):
                 share = stream_share(self.plan) if placed.split == "out" else 1
-                left = left + read / share + self._adapter_dropout(read)
+                left = left + read / share + self._adapter(placed, read)
                 self.stream_kept = True
         elif leaf == "o" and self.flash:
             left = left + read  # the output, which flash attention keeps itself
         elif self._trains(leaf):
             left = left + read
         if leaf in {"qkv", "kv", "q", "q_up"}:  # what attention reads
-            left = left + made
+            left = left + made + self._sliced(placed)
             grad = made
         if op.part == "router":
             left = left + op.m * op.n * 4
+        if isinstance(self.recipe.adapter, Prompt):
+            left = left + self._prompted(placed, leaf)
         return left, grad
+
+    def _prompted(self, placed: Placed, leaf: str) -> Any:
+        """The output of a product that is scaled, and what attention made of the prompts."""
+        adapter = self.recipe.adapter
+        assert isinstance(adapter, Prompt)
+        op = placed.op
+        scaled = op.m * op.n * self.b if adapter.scales else 0
+        return scaled + (op.m * op.k * self.b if leaf == "o" else 0)
 
     def _trains(self, leaf: str) -> bool:
         """Whether a gradient of a product's weight, or of an adapter on it, is wanted."""
         adapter = self.recipe.adapter
         if adapter is None or adapter.packed:  # packed products keep their input all the same
             return True
+        if isinstance(adapter, Prompt):
+            return False
         return not adapter.targets or any(_named(leaf, t) for t in adapter.targets)
 
-    def _adapter_dropout(self, read: Any) -> Any:
+    def _adapter(self, placed: Placed, read: Any) -> Any:
+        """What an adapter beside a product keeps: its outputs, and the mask of its dropout."""
         adapter = self.recipe.adapter
-        return read / self.b if adapter is not None and adapter.dropout else 0
+        if not isinstance(adapter, Adapter):
+            return 0
+        wanted: Any = 0
+        for t in placed.op.tensors:
+            if len(t.shape) == 2 and _adapts(t.name.rpartition(".")[2], adapter.targets):
+                wanted = wanted + t.shape[0]
+        masks = read / self.b if adapter.dropout else 0
+        return placed.op.m * wanted * self.b + masks
+
+    def _sliced(self, placed: Placed) -> Any:
+        """Unfused, the value is a slice of the product's output and keeps all of it alive.
+
+        Queries and keys are new tensors once they are rotated, so their part is held twice.
+        """
+        op = placed.op
+        values = [t.shape[0] for t in op.tensors if t.name.endswith(".v") and len(t.shape) == 2]
+        if self.recipe.fused or not values:
+            return 0
+        return op.m * (op.n - values[0]) * self.b
 
     def _count(self, placed: Placed, leaf: str) -> None:
         """Every other product is kept; one that only feeds a sum is needed by no gradient."""
@@ -246,3 +281,8 @@ def _named(leaf: str, target: str) -> bool:
     """Whether an operator holds the matrix of a target's name: ``q_proj`` is in ``qkv``."""
     plain = target.removesuffix("_proj")
     return leaf in FUSED.get(plain, (plain, "up" if plain == "gate" else plain))
+
+
+def _adapts(name: str, targets: tuple[str, ...]) -> bool:
+    """Whether a matrix is one of an adapter's targets."""
+    return not targets or name in {t.removesuffix("_proj") for t in targets}

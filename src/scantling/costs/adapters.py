@@ -11,7 +11,7 @@ from scantling.arith import Num, maximum, product
 from scantling.costs.ranks import Placed, placed_operators
 from scantling.ops import Tensor
 from scantling.spec import Spec, dtype_bytes, kv_dtype_bytes
-from scantling.spec.plan import Adapter, Plan
+from scantling.spec.plan import Adapter, Plan, Prompt
 
 SCALE = 32
 NF4_BLOCK = 64
@@ -36,7 +36,7 @@ def packed_bytes(name: str) -> float:
     return kv_dtype_bytes(name)
 
 
-def frozen_bytes(t: Tensor, placed: Placed, adapter: Adapter) -> float:
+def frozen_bytes(t: Tensor, placed: Placed, adapter: Adapter | Prompt) -> float:
     """Bytes of an element of one frozen tensor: products are packed, the rest stays in 16 bits.
 
     The head is a product that ``packs_head`` may leave out.
@@ -47,7 +47,7 @@ def frozen_bytes(t: Tensor, placed: Placed, adapter: Adapter) -> float:
     return max(2.0, dtype_bytes(adapter.weights) if not adapter.packed else 2.0)
 
 
-def unpacked_bytes(ops: tuple[Placed, ...], adapter: Adapter) -> Num:
+def unpacked_bytes(ops: tuple[Placed, ...], adapter: Adapter | Prompt) -> Any:
     """Scratch in which the largest packed matrix is unpacked: twice, in 16 bits.
 
     Four-bit weights become fp16 first, the dtype they were packed from, then that of the input.
@@ -57,8 +57,9 @@ def unpacked_bytes(ops: tuple[Placed, ...], adapter: Adapter) -> Num:
     largest: Any = 0
     for placed in ops:
         op = placed.op
-        if op.kind == "matmul" and op.tensors and (op.part != "lm_head" or adapter.packs_head):
-            largest = maximum(largest, op.n * op.k)
+        if op.kind == "matmul" and (op.part != "lm_head" or adapter.packs_head):
+            for t in op.tensors:
+                largest = maximum(largest, t.each())
     return largest * 4
 
 
@@ -122,15 +123,38 @@ def adapted(spec: Spec, adapter: Adapter, *, wrap_experts: bool = False) -> Adap
     return Adapted(total, tuple(names), tuple(skipped), tuple(notes))
 
 
-def adapter_parameters(ops: tuple[Placed, ...], adapter: Adapter) -> Num:
+def adapter_parameters(ops: tuple[Placed, ...], adapter: Adapter | Prompt) -> Any:
     """Trained parameters on one rank: Σ rank × (out + in) over its adapted matrices.
 
     Experts, as stacked tensors, get none.
     """
     total: Any = 0
+    if isinstance(adapter, Prompt):
+        return prompt_parameters(ops, adapter)
     for t, hit in _matched(ops, adapter):
         if t.experts is None:
             total = total + hit
+    return total
+
+
+def prompt_parameters(ops: tuple[Placed, ...], adapter: Prompt) -> Any:
+    """Trained parameters of prompts: rows × D and a gate for each head, for each adapted layer.
+
+    With scales also 2 × out for every product, the head's among them, and all norms.
+    """
+    total: Any = 0
+    for placed in ops:
+        op = placed.op
+        if op.kind == "attention":
+            layers = maximum(op.times - adapter.first_layer, 0)
+            total = total + layers * (op.repeat // maximum(op.times, 1))
+        elif op.name.endswith(".o"):
+            total = total + maximum(op.times - adapter.first_layer, 0) * adapter.n_prompt * op.n
+        if adapter.scales and op.kind == "matmul":
+            total = total + 2 * op.n * (op.times if placed.layer else 1)
+        elif adapter.scales and op.kind == "norm":
+            for t in op.tensors:
+                total = total + t.size()
     return total
 
 

@@ -96,7 +96,34 @@ class Adapter(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     @property
     def packed(self) -> bool:
         """Whether the frozen weights must be unpacked before a product."""
-        return self.weights not in {"bf16", "fp16", "fp32"}
+        return self.weights not in SIXTEEN_OR_MORE
+
+
+class Prompt(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Learned prompts that attention reads beside the keys, on frozen weights (LLaMA-Adapter).
+
+    Args:
+        n_prompt: Rows of a prompt, one for each adapted layer.
+        first_layer: The layers before it have none.
+        scales: Whether every product also gets a scale and a bias, and norms are trained
+            (version 2).
+        weights: As of ``Adapter``.
+        packs_head: As of ``Adapter``.
+    """
+
+    n_prompt: int = 10
+    first_layer: int = 2
+    scales: bool = False
+    weights: str = "bf16"
+    packs_head: bool = False
+
+    @property
+    def packed(self) -> bool:
+        """Whether the frozen weights must be unpacked before a product."""
+        return self.weights not in SIXTEEN_OR_MORE
+
+
+SIXTEEN_OR_MORE = frozenset({"bf16", "fp16", "fp32"})
 
 
 class Recipe(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -121,7 +148,9 @@ class Recipe(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         foreach: Whether the optimizer works on lists of tensors, which takes one more copy of the
             weights at the step.
         offload: Whether optimizer states live on the host.
-        adapter: Fine-tuning by low-rank adapters; None trains every weight.
+        bucket_elements: Elements of weights and gradients that software keeps in flight in buckets
+            of its own; DeepSpeed's stage 3 keeps 1.55e9 by default.
+        adapter: Fine-tuning by adapters on frozen weights; None trains every weight.
 
     Example:
         >>> Recipe().optimizer
@@ -144,4 +173,5 @@ class Recipe(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     fused_loss: bool = False
     foreach: bool = False
     offload: bool = False
-    adapter: Adapter | None = None
+    bucket_elements: int = 0
+    adapter: Adapter | Prompt | None = None
