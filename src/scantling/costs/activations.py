@@ -29,6 +29,7 @@ from msgspec import Struct
 
 from scantling.arith import Num, maximum, minimum, product
 from scantling.costs.ranks import Placed
+from scantling.costs.remember import remembered
 from scantling.spec import dtype_bytes
 from scantling.spec.plan import Adapter, Plan, Prompt, Recipe
 
@@ -55,6 +56,12 @@ class Kept(Struct, frozen=True):
         return self.layers + self.outside
 
 
+@remembered(
+    lambda ops, width, plan, recipe, rows: (
+        id(ops), width, plan.tp, plan.cp, plan.ep, plan.expert_tp, plan.sequence_parallel,
+        plan.recompute, plan.recompute_layers, recipe, rows,
+    )
+)  # fmt: skip
 def kept(ops: tuple[Placed, ...], width: Any, plan: Plan, recipe: Recipe, rows: Any) -> Kept:
     """What one micro-batch leaves on a rank.
 

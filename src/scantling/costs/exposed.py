@@ -10,9 +10,11 @@ from msgspec import Struct
 from scantling.arith import Dim, Num, maximum, product
 from scantling.costs.kernels import collective_time
 from scantling.costs.ranks import Placed, expert_tp
+from scantling.costs.remember import remembered
 from scantling.hardware import Cluster
 from scantling.spec import Spec, dtype_bytes
 from scantling.spec.plan import Plan, Recipe
+
 
 class Traffic(Struct, frozen=True):
     """Seconds of communication at the speed of the collectives alone."""
@@ -63,6 +65,11 @@ def traffic(
     )  # fmt: skip
 
 
+@remembered(
+    lambda placed, hidden, plan, cluster: (
+        id(placed), hidden, plan.tp, plan.sequence_parallel, id(cluster)
+    )
+)  # fmt: skip
 def tensor_group(
     placed: Sequence[Placed], hidden: Num, plan: Plan, cluster: Cluster
 ) -> tuple[Num, Num]:
@@ -82,6 +89,11 @@ def tensor_group(
     return (4 + plan.sequence_parallel) * one, 2 * one
 
 
+@remembered(
+    lambda placed, plan, cluster, context: (
+        id(placed), plan.tp, plan.cp, plan.micro_batch, id(cluster), context
+    )
+)  # fmt: skip
 def context_group(placed: Sequence[Placed], plan: Plan, cluster: Cluster, context: int) -> Num:
     """Keys and values gathered forward, again backward, and their gradients summed back."""
     if plan.cp == 1:
@@ -93,6 +105,9 @@ def context_group(placed: Sequence[Placed], plan: Plan, cluster: Cluster, contex
     return 3 * _once("all_gather", kept * dtype_bytes("bf16"), plan.cp, plan.tp, cluster)
 
 
+@remembered(
+    lambda placed, plan, cluster: (id(placed), plan.tp, plan.ep, plan.expert_tp, id(cluster))
+)
 def expert_group(placed: Sequence[Placed], plan: Plan, cluster: Cluster) -> Num:
     """Tokens sent to their experts and back, forward and backward."""
     if plan.ep == 1:
@@ -107,6 +122,12 @@ def expert_group(placed: Sequence[Placed], plan: Plan, cluster: Cluster) -> Num:
     return total
 
 
+@remembered(
+    lambda placed, n_layer, plan, recipe, cluster: (
+        id(placed), n_layer, plan.tp, plan.pp, plan.ep, plan.expert_tp, plan.zero,
+        plan.zero_ranks, recipe, id(cluster),
+    )
+)  # fmt: skip
 def sharing(
     placed: Sequence[Placed], n_layer: Dim, plan: Plan, recipe: Recipe, cluster: Cluster
 ) -> tuple[Num, Num]:
@@ -131,6 +152,7 @@ def sharing(
     return gather, reduced
 
 
+@remembered(lambda placed, plan: (id(placed), plan.pp))
 def held(placed: Sequence[Placed], plan: Plan) -> tuple[Num, Num]:
     """Weights that one rank holds: all but routed experts, and those; stages hold equal shares."""
     dense: Any = 0

@@ -14,6 +14,7 @@ from msgspec import Struct
 from scantling.arith import Num, product, wide
 from scantling.costs.kernels import attention_time, elementwise_time, gemm_time
 from scantling.costs.ranks import Placed
+from scantling.costs.remember import remembered
 from scantling.hardware import Chip
 from scantling.hardware.constants import StepConstants
 from scantling.hardware.curve import interpolate
@@ -85,6 +86,7 @@ class Pass(Struct, frozen=True):
     embedding: Work
 
 
+@remembered(lambda placed, recipe, chip: (id(placed), recipe, id(chip)))
 def one_pass(placed: Iterable[Placed], recipe: Recipe, chip: Chip) -> Pass:
     """Kernels of one micro-batch.
 

@@ -15,6 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from scantling.arith import Dim, ceil_div, is_array, maximum, minimum, round_up
+from scantling.costs.remember import remembered
 from scantling.ops import Op, operators
 from scantling.spec import (
     Branch,
@@ -216,6 +217,14 @@ def rank_operators(spec: Spec, plan: Plan, context: int, stage: int = 0) -> tupl
     return tuple(p.op for p in placed_operators(spec, plan, context, stage))
 
 
+def _rank_key(spec: Spec, plan: Plan, context: int, stage: int = 0) -> tuple[Any, ...]:
+    """What the operators of a rank depend on."""
+    p = plan
+    return (spec, p.tp, p.cp, p.ep, p.expert_tp, p.pp, p.virtual, p.sequence_parallel,
+            p.micro_batch, p.vocab_multiple, context, stage)  # fmt: skip
+
+
+@remembered(_rank_key)
 def placed_operators(
     spec: Spec, plan: Plan, context: int, stage: int = 0
 ) -> tuple[Placed, ...]:  # fmt: skip

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-MOST = 50_000
+MOST = 4096
 """Results kept of one function; then all are dropped."""
 
 

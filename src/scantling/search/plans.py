@@ -11,9 +11,9 @@ from msgspec import Struct
 from scantling.costs.estimate import Estimate
 from scantling.costs.memory import TrainingMemory, training_memory
 from scantling.costs.money import Bill, bill
-from scantling.costs.train import Step, training_step
+from scantling.costs.train import Step, assemble, terms, training_step
 from scantling.errors import FieldError
-from scantling.search.plan_floor import Floors
+from scantling.search.plan_bounds import Bounds
 from scantling.search.plan_question import Phase, Question, question
 from scantling.search.plan_space import (
     Rejected,
@@ -31,6 +31,8 @@ Verdict = Literal["fits", "fits only if", "does not fit"]
 Progress = Callable[[int, int], None]
 ALTERNATIVES = 12
 """Other splits that are kept beside the choice."""
+SLOWEST = 2.0
+"""A plan that takes longer than so many times the fastest is no answer, however little it holds."""
 
 
 class Trial(Struct, frozen=True):
@@ -59,7 +61,7 @@ class Counts(Struct, frozen=True, kw_only=True):
     too_large: int
     """Their memory is above the chip's for certain, or they hold more than one that is."""
     slower: int
-    """Not timed: a lower bound of their time is above a plan that fits and holds no more."""
+    """Left out: one that fits is faster than they can be and holds no more, or is twice as fast."""
     timed: int
 
 
@@ -166,7 +168,7 @@ def run_bill(q: Question, trial: Trial, phase: Phase) -> Bill:
 def _one_phase(q: Question, progress: Progress | None) -> Plans:
     began = time.perf_counter()
     tally, held = Tally(), Held(q)
-    found, closest = leaves(q, tally, held, progress)
+    found = groups(q, tally, progress)
     if tally.considered == 0:
         raise FieldError("plan", None, "leaves nothing to search", "fix fewer axes")
     search(q, found, held, progress)
@@ -182,124 +184,158 @@ def _one_phase(q: Question, progress: Progress | None) -> Plans:
     ), counts  # fmt: skip
     return Plans(
         question=q, choice=choice, front=front(pool), alternatives=_alternatives(pool, choice),
-        closest=closest if choice is None else None, rejected=tally.rejected(), counts=counts,
+        closest=least_memory(q, found) if choice is None else None, rejected=tally.rejected(), counts=counts,
         seconds=time.perf_counter() - began,
         bill=None if choice is None else run_bill(q, choice, q.phases[0]),
     )  # fmt: skip
 
 
-class Leaf(Struct, frozen=True):
-    """A plan that is not computed yet, with bounds of its time and its memory."""
+class Group(Struct, frozen=True):
+    """Plans that differ in micro-batch and recompute alone."""
 
-    floor_s: float
-    least_bytes: float
-    group: tuple[Split, int]
-    plan: Plan
+    split: Split
+    zero: int
+    batches: tuple[int, ...]
 
 
-class Held(Struct):
+class Held:
     """What a search has found so far, and which plans it no longer needs to look at."""
 
-    question: Question
-    trials: list[Trial] = []
-    too_large: int = 0
-    slower: int = 0
-    """Left out because a plan that fits is faster than their bound and holds no more."""
-    stairs: list[tuple[float, float]] = []
-    """(seconds, bytes) of plans that fit and that none beats in both, the fastest first."""
-    fastest: dict[tuple[int, int, int, int], float] = {}
-    """The fastest plan that fits of every split, seconds."""
-    unfit: dict[tuple[Split, int], list[tuple[int, int]]] = {}
-    """(recompute, micro-batch) too large for a split and a stage of ZeRO."""
+    def __init__(self, q: Question) -> None:
+        self.question = q
+        self.trials: list[Trial] = []
+        self.too_large = 0
+        self.slower = 0
+        self.stairs: list[tuple[float, float]] = []
+        """(seconds, bytes) of plans that fit and that none beats in both, the fastest first."""
+        self.fastest: dict[tuple[int, int, int, int], float] = {}
+        """The fastest plan that fits of every split, seconds."""
+        self.enough = float("inf")
+        """Seconds from which on a split is no longer among the alternatives."""
 
     def beaten(self, seconds: float, size: float) -> bool:
-        """Whether a plan that fits is at least as fast and holds no more."""
+        """Whether a plan that fits is at least as fast and holds no more, or twice as fast."""
+        if self.stairs and seconds > SLOWEST * self.stairs[0][0]:
+            return True
         return any(s <= seconds and b <= size for s, b in self.stairs)
 
-    def unwanted(self, leaf: Leaf, size: float) -> bool:
+    def unwanted(self, of: Split, seconds: float, size: float) -> bool:
         """Whether a plan can neither be on the front nor among the alternatives."""
-        if not self.beaten(leaf.floor_s, size):
+        if not self.beaten(seconds, size):
             return False
-        own = self.fastest.get(degrees(leaf.plan))
-        if own is not None and own <= leaf.floor_s:
-            return True
-        best = sorted(self.fastest.values())
-        return len(best) > ALTERNATIVES and best[ALTERNATIVES] <= leaf.floor_s
+        own = self.fastest.get((of.tp, of.pp, of.cp, of.ep))
+        return (own is not None and own <= seconds) or self.enough <= seconds
 
     def add(self, trial: Trial) -> None:
         """Keep a plan that was timed."""
         self.trials.append(trial)
         if verdict(trial.memory, self.question) != "fits":
             return
-        size = float(trial.memory.needed_high)
-        if not self.beaten(trial.step_s, size):
-            kept = [(s, b) for s, b in self.stairs if s < trial.step_s or b < size]
-            self.stairs = sorted([*kept, (trial.step_s, size)])
+        seconds, size = trial.step_s, trial.bytes
+        if not any(s <= seconds and b <= size for s, b in self.stairs):
+            kept = [(s, b) for s, b in self.stairs if s < seconds or b < size]
+            self.stairs = sorted([*kept, (seconds, size)])
         key = degrees(trial.plan)
-        self.fastest[key] = min(trial.step_s, self.fastest.get(key, trial.step_s))
+        self.fastest[key] = min(seconds, self.fastest.get(key, seconds))
+        if len(self.fastest) > ALTERNATIVES:
+            self.enough = sorted(self.fastest.values())[ALTERNATIVES]
 
 
-def leaves(
-    q: Question, tally: Tally, held: Held, progress: Progress | None
-) -> tuple[list[Leaf], tuple[Plan, TrainingMemory] | None]:  # fmt: skip
-    """Every valid plan of a split that may fit, with its bounds, and the plan that holds least.
-
-    Of a split and a stage of ZeRO, the plan with the smallest micro-batch and the most recompute
-    holds least: where that is too large, all of them are.
-    """
-    floors = Floors(q)
-    found: list[Leaf] = []
-    least: tuple[Plan, TrainingMemory] | None = None
+def groups(q: Question, tally: Tally, progress: Progress | None) -> list[Group]:
+    """Every valid split with every stage of ZeRO; the others are tallied."""
+    found = []
     for n_done, (split, batches) in enumerate(splits(q, tally)):
-        if progress is not None and n_done % 16 == 0:
+        if progress is not None and n_done % 64 == 0:
             progress(n_done, 0)
-        modes = recomputes(q)
         for zero in zeros(q, split.dp * split.cp):
             wrong = problem(q, split, zero)
-            if wrong is not None:
-                tally.reject(*wrong, split.degrees() | {"zero": zero}, len(batches) * len(modes))
-                continue
-            base = plan_of(q, split, zero, modes[0], batches[0])
-            memory = training_memory(q.spec, base, q.recipe, q.context)
-            if least is None or float(memory.needed_high) < float(least[1].needed_high):
-                least = base, memory
-            if verdict(memory, q) == "does not fit":
-                held.too_large += len(batches) * len(modes)
-                continue
-            for micro_batch in batches:
-                for mode in modes:
-                    one = plan_of(q, split, zero, mode, micro_batch)
-                    found.append(
-                        Leaf(floors.seconds(one), float(memory.needed_high), (split, zero), one)
-                    )
-    return found, least
+            if wrong is None:
+                found.append(Group(split, zero, batches))
+            else:
+                n = len(batches) * len(recomputes(q))
+                tally.reject(*wrong, split.degrees() | {"zero": zero}, n)
+    return found
 
 
-def search(q: Question, found: list[Leaf], held: Held, progress: Progress | None) -> None:
-    """Compute plans in the order of their bounds, and leave out what can no longer matter."""
-    rank = {mode: i for i, mode in enumerate(recomputes(q))}
-    found.sort(key=lambda leaf: leaf.floor_s)
-    for n_done, leaf in enumerate(found):
-        if progress is not None and n_done % 64 == 0:
-            progress(n_done, len(found))
-        if held.unwanted(leaf, leaf.least_bytes):
+def search(q: Question, found: list[Group], held: Held, progress: Progress | None) -> None:
+    """Compute plans in the order of their bounds, and leave out what can no longer matter.
+
+    First the bounds of all plans at once: those whose least memory is above the chip's are out.
+    The rest is walked by rising bound of time. A plan is left out where one that fits is faster
+    than its bound and holds no more, its own split has a faster one, or enough others do. Once a
+    plan is too large, so are those of its group with a larger micro-batch, and where the plan
+    computes all again, those that compute less again.
+    """
+    import numpy as np
+
+    bounds, modes = Bounds(q), recomputes(q)
+    rows: list[Any] = []
+    for i, g in enumerate(found):
+        batches = np.array(g.batches, dtype=np.float64)
+        counts = q.batch / g.split.dp / batches
+        least = bounds.least_bytes(g.split, g.zero, batches, counts)
+        may = least <= q.chip.usable_bytes
+        held.too_large += int((~may).sum()) * len(modes)
+        for j, mode in enumerate(modes):
+            floor = bounds.least_seconds(g.split, mode, batches[may], counts[may])
+            rows.append(np.stack([floor, least[may], np.full(len(floor), i),
+                                  np.full(len(floor), j), np.flatnonzero(may)]))  # fmt: skip
+    table = np.concatenate(rows, axis=1) if rows else np.zeros((5, 0))
+    table = table[:, np.lexsort((table[1], table[0]))]
+    unfit: dict[tuple[int, int], int] = {}
+    times = Times(q)
+    for n_done, (floor, least, i, j, k) in enumerate(table.T.tolist()):
+        if progress is not None and n_done % 256 == 0:
+            progress(n_done, table.shape[1])
+        g, mode = found[int(i)], int(j)
+        if held.unwanted(g.split, floor, least):
             held.slower += 1
             continue
-        p = leaf.plan
-        mark = rank[p.recompute], p.micro_batch
-        too_large = held.unfit.setdefault(leaf.group, [])
-        if any(r <= mark[0] and b <= mark[1] for r, b in too_large):
+        if k >= unfit.get((int(i), mode), len(g.batches)):
             held.too_large += 1
             continue
-        memory = training_memory(q.spec, p, q.recipe, q.context)
+        one = plan_of(q, g.split, g.zero, modes[mode], g.batches[int(k)])
+        seconds = times.seconds(one)
+        if held.unwanted(g.split, seconds, least):
+            held.slower += 1
+            continue
+        memory = training_memory(q.spec, one, q.recipe, q.context)
         if verdict(memory, q) == "does not fit":
-            too_large.append(mark)
             held.too_large += 1
-        elif held.unwanted(leaf, float(memory.needed_high)):
+            for other in range(len(modes)):
+                if other == mode or modes[mode] == "full":
+                    known = unfit.get((int(i), other), len(g.batches))
+                    unfit[int(i), other] = min(known, int(k))
+        elif held.unwanted(g.split, seconds, float(memory.needed_high)):
             held.slower += 1
         else:
-            step = training_step(q.spec, p, q.recipe, q.context, q.cluster, q.convention)
-            held.add(Trial(p, memory, step))
+            held.add(Trial(one, memory, training_step(q.spec, one, q.recipe, q.context, q.cluster,
+                                                      q.convention)))  # fmt: skip
+
+
+class Times:
+    """Seconds of a step: ``costs.train`` without what only a reader needs."""
+
+    def __init__(self, q: Question) -> None:
+        self.q = q
+
+    def seconds(self, p: Plan) -> float:
+        """The step of one plan."""
+        q = self.q
+        parts = assemble(terms(q.spec, p, q.recipe, q.context, q.cluster), p, q.recipe,
+                         q.chip.constants.step)  # fmt: skip
+        return float(parts.step_s)
+
+
+def least_memory(q: Question, found: list[Group]) -> tuple[Plan, TrainingMemory] | None:
+    """The plan that holds least: the smallest micro-batch and the most recompute of a group."""
+    best: tuple[Plan, TrainingMemory] | None = None
+    for g in found:
+        one = plan_of(q, g.split, g.zero, recomputes(q)[0], g.batches[0])
+        memory = training_memory(q.spec, one, q.recipe, q.context)
+        if best is None or float(memory.needed_high) < float(best[1].needed_high):
+            best = one, memory
+    return best
 
 
 def _order(t: Trial) -> tuple[float, float, int]:
