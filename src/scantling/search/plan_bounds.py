@@ -6,18 +6,19 @@ from typing import Any
 
 from scantling.costs.adapters import packed_bytes
 from scantling.costs.count import parameters
+from scantling.costs.exposed import context_group, expert_group, sharing, tensor_group
 from scantling.costs.passes import one_pass
 from scantling.costs.ranks import placed_operators
 from scantling.ops import tensors
 from scantling.search.plan_question import Question
-from scantling.search.plan_space import Split
+from scantling.search.plan_space import Split, recomputes
 from scantling.spec import dtype_bytes
 from scantling.spec.plan import Plan
 
-UNSPLIT_TOKENS = 2**19
-"""Tokens of the micro-batch whose kernels stand for the best there are."""
+LARGE_TOKENS = 2**19
+"""Tokens of the micro-batch whose kernels are the most efficient there are."""
 MARGIN = 0.95
-"""Of their time: a shape may meet a chip's tiles better than the unsplit one does."""
+"""Of their time: a shape may meet a chip's tiles better than the large one does."""
 
 
 class Bounds:
@@ -31,11 +32,13 @@ class Bounds:
                      recompute keeps: b × S / cp × D / tp × 2 bytes × L / pp × Σ min(k, m) / pp,
                      over k = 1 … pp
 
-    A step is at least its kernels and its bubble, with all communication hidden. No kernels are
-    faster than those of a rank that splits nothing, on a large micro-batch: t seconds a token.
+    A step (``costs.train.assemble``) is at least, for a large micro-batch of so many tokens, whose
+    kernels and messages are the most efficient ones, with t seconds a token of kernels at this TP
+    and CP, and c of communication that is never hidden:
 
-        kernels  t × b × S / (tp × cp × pp) a micro-batch and stage
-        step     kernels × (m + (pp − 1) / virtual)
+        step     (t + c) × b × S / pp × (m + (pp − 1) / virtual) + shared × (m with ZeRO 2 or 3)
+
+    where ``shared`` is the least that gathering weights and summing gradients adds once.
 
     Args:
         q: The question.
@@ -54,27 +57,63 @@ class Bounds:
         if r.adapter is not None:
             self.weights = min(2.0, packed_bytes(r.adapter.weights))
             self.gradients = self.states = 0.0
-        self.seconds_of = self._best_kernels()
-
-    def _best_kernels(self) -> dict[str, float]:
-        """Seconds a token by mode of recompute."""
-        q = self.q
-        batch = max(1, UNSPLIT_TOKENS // q.context)
-        alone = Plan(dp=q.cluster.n_gpu, micro_batch=batch)
-        one = one_pass(placed_operators(q.spec, alone, q.context), q.recipe, q.chip)
         c = q.chip.constants.step
-        forward = float(one.forward.seconds(c, q.recipe))
-        once = sum(
-            float(work.seconds(c, q.recipe)) for work in (one.backward, one.head, one.embedding)
-        )
-        again = {
-            "full": forward, "selective": float(one.core.seconds(c, q.recipe)),
-        }  # fmt: skip
-        if q.recipe.adapter is not None:  # frozen weights get no gradients
-            once = once / 2
-        each = MARGIN / (batch * q.context)
-        return {mode: (forward + once + again.get(mode, 0.0)) * each
-                for mode in ("none", "selective", "products", "full")}  # fmt: skip
+        self.beside = c.exposed_tensor if r.overlap else c.serial
+        self.layers: dict[tuple[int, int], dict[str, float]] = {}
+        self.experts: dict[tuple[int, int, int | None], float] = {}
+
+    def _layers(self, tp: int, cp: int) -> dict[str, float]:
+        """Seconds a token of a rank: kernels by mode of recompute, and what TP and CP send."""
+        key = tp, cp
+        if key not in self.layers:
+            q, c = self.q, self.q.chip.constants.step
+            batch = max(1, LARGE_TOKENS // q.context)
+            alone = Plan(tp=tp, cp=cp, dp=q.cluster.n_gpu // tp // cp, micro_batch=batch,
+                         sequence_parallel=tp > 1)  # fmt: skip
+            placed = placed_operators(q.spec, alone, q.context)
+            one = one_pass(placed, q.recipe, q.chip)
+            forward = float(one.forward.seconds(c, q.recipe))
+            once = sum(
+                float(work.seconds(c, q.recipe)) for work in (one.backward, one.head, one.embedding)
+            )
+            if q.recipe.adapter is not None:  # frozen weights get no gradients
+                once = once / 2
+            again = {"full": forward, "selective": float(one.core.seconds(c, q.recipe))}
+            hidden = int(q.spec.d_model) * batch * q.context / cp * dtype_bytes("bf16")
+            sent, _ = tensor_group(placed, hidden, alone, q.cluster)
+            sent = sent + context_group(placed, alone, q.cluster, q.context)
+            each = MARGIN / (batch * q.context)
+            found = {mode: (forward + once + again.get(mode, 0.0)) * each
+                     for mode in ("none", "selective", "products", "full")}  # fmt: skip
+            found["sent"] = float(sent) * each * self.beside
+            self.layers[key] = found
+        return self.layers[key]
+
+    def _experts(self, tp: int, ep: int, expert_tp: int | None) -> float:
+        """Seconds a token to the experts and back."""
+        key = tp, ep, expert_tp
+        if key not in self.experts:
+            q = self.q
+            batch = max(1, LARGE_TOKENS // q.context)
+            alone = Plan(tp=tp, ep=ep, expert_tp=expert_tp, dp=q.cluster.n_gpu // tp,
+                         micro_batch=batch, sequence_parallel=tp > 1)  # fmt: skip
+            placed = placed_operators(q.spec, alone, q.context)
+            sent = expert_group(placed, alone, q.cluster)
+            self.experts[key] = float(sent) * self.beside * MARGIN / (batch * q.context)
+        return self.experts[key]
+
+    def _shared(self, s: Split, zero: int) -> float:
+        """Seconds that sharing weights and gradients adds at least, once."""
+        q, c = self.q, self.q.chip.constants.step
+        if s.dp * s.cp == 1:
+            return 0.0
+        plan = Plan(tp=s.tp, pp=s.pp, dp=s.dp, cp=s.cp, ep=s.ep, expert_tp=s.expert_tp,
+                    zero=zero, shard=q.fixed.get("shard"), sequence_parallel=s.tp > 1)  # type: ignore[arg-type]  # fmt: skip
+        whole = Plan(tp=s.tp, ep=s.ep, expert_tp=s.expert_tp, sequence_parallel=s.tp > 1)
+        placed = placed_operators(q.spec, whole, q.context)
+        gather, reduced = sharing(placed, q.spec.n_layer, plan, q.recipe, q.cluster)
+        there = (2 if zero == 3 else 1 if zero else 0) * gather + reduced
+        return float(there) * (c.exposed if q.recipe.overlap else c.serial)
 
     def least_bytes(self, s: Split, zero: int, micro_batch: Any, n_micro_batch: Any) -> Any:
         """The bound of the memory, on numbers or arrays of micro-batches."""
@@ -101,7 +140,12 @@ class Bounds:
             + self.states / (ranks if zero >= 1 else 1)
         )
 
-    def least_seconds(self, s: Split, mode: str, micro_batch: Any, n_micro_batch: Any) -> Any:
-        """The bound of the step, on numbers or arrays of micro-batches."""
-        kernels = self.seconds_of[mode] * micro_batch * self.q.context / (s.tp * s.cp * s.pp)
-        return kernels * (n_micro_batch + (s.pp - 1) / s.virtual)
+    def least_seconds(self, s: Split, zero: int, micro_batch: Any, n_micro_batch: Any) -> Any:
+        """The bound of the step by mode of recompute, on arrays of micro-batches."""
+        k = self._layers(s.tp, s.cp)
+        sent = k["sent"] + (self._experts(s.tp, s.ep, s.expert_tp) if s.ep > 1 else 0.0)
+        shared = self._shared(s, zero)
+        share = micro_batch * self.q.context / s.pp
+        passes = n_micro_batch + (s.pp - 1) / s.virtual
+        once = shared * n_micro_batch if zero >= 2 else shared
+        return {mode: (k[mode] + sent) * share * passes + once for mode in recomputes(self.q)}

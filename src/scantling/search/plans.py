@@ -276,8 +276,11 @@ def search(q: Question, found: list[Group], held: Held, progress: Progress | Non
         least = bounds.least_bytes(g.split, g.zero, batches, counts)
         may = least <= q.chip.usable_bytes
         held.too_large += int((~may).sum()) * len(modes)
+        if not may.any():
+            continue
+        floors = bounds.least_seconds(g.split, g.zero, batches[may], counts[may])
         for j, mode in enumerate(modes):
-            floor = bounds.least_seconds(g.split, mode, batches[may], counts[may])
+            floor = floors[mode]
             rows.append(np.stack([floor, least[may], np.full(len(floor), i),
                                   np.full(len(floor), j), np.flatnonzero(may)]))  # fmt: skip
     table = np.concatenate(rows, axis=1) if rows else np.zeros((5, 0))
