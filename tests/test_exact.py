@@ -19,10 +19,10 @@ import pytest
 from case_files import case, holds, read
 from scantling import catalog
 from scantling.costs.cache import kv_cache
-from scantling.costs.count import flops, forward_flops, parameters
+from scantling.costs.count import flops, parameters
 from scantling.errors import FieldError
 from scantling.formats import hf
-from scantling.ops import PARTS, operators, tensors, visible_pairs
+from scantling.ops import PARTS, tensors
 from scantling.spec import (
     Full,
     GroupedAttention,
@@ -30,7 +30,6 @@ from scantling.spec import (
     Layer,
     Rope,
     Spec,
-    Workload,
     vary,
 )
 
@@ -747,82 +746,6 @@ def test_inside_its_window_a_layer_keeps_every_token():
 
 
 # ---------------------------------------------------------------- cases met in public
-
-
-def by_kind(spec: Spec, workload: Workload, convention: str = "full") -> tuple[float, float]:
-    """FLOPs in products with weights, and in attention over keys and values."""
-    ops = operators(spec, workload)
-    core = sum(op.flops(convention) for op in ops if op.kind == "attention")
-    return forward_flops(ops, convention) - core, core
-
-
-def test_case_fl_02_weights_full_attention_and_its_causal_half():
-    """12 L D S a token is halved by its convention; the exact mask keeps the diagonal, S + 1."""
-    one = case("fl-02")
-    given = one["input"]
-    S, batch = given["seq"], given["tokens_per_step"] // given["seq"]
-    train = Workload("train", batch, S)
-    spec = read(given["hf_config"])
-    weights, full = by_kind(spec, train)
-    _, causal = by_kind(spec, train, "causal")
-    holds(one, weights=weights / 1e12, attn_full=full / 1e12, attn_causal=full / 2 / 1e12)
-    assert causal * 2 * S == full * (S + 1)
-
-
-def test_case_fl_03_only_two_of_eight_experts_work():
-    one = case("fl-03")
-    spec = read(one["input"]["hf_config"])
-    context = one["input"]["seq"]
-    tera = {k: flops(vary(spec, top_k=k), context=context).train / 1e12 for k in (2, 8)}
-    holds(one, active=tera[2], all_experts=tera[8])
-
-
-def test_case_fl_05_shared_keys_save_projections_and_no_attention():
-    one = case("fl-05")
-    a = one["input"]["arch"]
-    grouped = catalog.model("llama-3.1-8b")
-    assert (grouped.n_head, grouped.n_kv_head, grouped.d_head) == tuple(a.values())
-    full = vary(grouped, n_kv_head=a["n_heads"])
-    core = {spec: by_kind(spec, Workload(context=512))[1] for spec in (grouped, full)}
-    keys = {
-        spec: next(t.size() for t in tensors(spec) if t.name.endswith("attention.k"))
-        for spec in (grouped, full)
-    }
-    holds(
-        one,
-        core_flops_drop=core[grouped] != core[full],
-        kv_projection_flops_ratio=keys[grouped] / keys[full],
-    )
-
-
-def test_case_fl_07_four_flops_a_pair_head_and_channel():
-    one = case("fl-07")
-    spec = read(one["input"]["hf_config"])
-    _, core = by_kind(spec, Workload("decode", context=1000))
-    holds(one, total=core / 1000, per_layer=core / 1000 / int(spec.n_layer))
-
-
-def test_case_fl_08_the_count_by_hand_of_a_small_llama():
-    one = case("fl-08")
-    spec = read(one["input"]["hf_config"])
-    linear, attention = by_kind(spec, Workload(context=one["input"]["seq"]))
-    holds(one, linear=linear, attention_full=attention)
-
-
-@pytest.mark.parametrize("tied", [True, False])
-def test_case_fl_11_a_lookup_is_free_and_the_head_is_not(tied):
-    one = case("fl-11")
-    sizes = {"hidden_size": one["input"]["h"], "vocab_size": one["input"]["V"]}
-    spec = read({"model_type": "qwen3", **sizes, "tie_word_embeddings": tied})
-    cost = {op.name: op.flops() for op in operators(spec)}
-    holds(one, embed=cost["model.embedding"], head=cost["model.lm_head"])
-
-
-def test_case_fl_13_a_chunk_at_the_end_sees_almost_every_key():
-    one = case("fl-13")
-    given = one["input"]
-    pairs = visible_pairs(given["q_len"], given["kv_len"], None, causal=True)
-    holds(one, exact=4 * given["heads"] * given["head_dim"] * pairs)
 
 
 def test_case_sh_06_projections_are_heads_by_head_width():

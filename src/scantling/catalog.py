@@ -47,6 +47,8 @@ class Named(Struct, frozen=True):
     config: dict[str, Any]
     mtp_passes: int | None = None
     """Runs of the modules that predict later tokens, in training; None is once each."""
+    also: tuple[str, ...] = ()
+    """Other names of the same size and shape."""
     tuned_from: str | None = None
     """The model whose shape and weights it began with."""
 
@@ -73,7 +75,8 @@ def named() -> dict[str, Named]:
     found = {}
     for name, entry in read_data("models.toml").items():
         config = {k: None if v == "null" else v for k, v in entry.pop("config").items()}
-        found[name] = Named(name=name, config=config, **entry)
+        also = tuple(entry.pop("also", ()))
+        found[name] = Named(name=name, config=config, also=also, **entry)
     return found
 
 
@@ -94,7 +97,8 @@ def loaded(name: str) -> Loaded:
 def _plain_names() -> dict[str, str]:
     """Names of the catalogue by their plain names and hub ids; built once, not once a model."""
     hubs = {plain(v.hub): k for k, v in named().items() if v.hub}
-    return {plain(k): k for k in named()} | hubs
+    others = {plain(other): k for k, v in named().items() for other in v.also}
+    return {plain(k): k for k in named()} | hubs | others
 
 
 def resolve(name: str, billions: float | None = None) -> Loaded:
@@ -164,7 +168,7 @@ def _indexes() -> tuple[tuple[Callable[[str], str], dict[str, tuple[str, ...]]],
     def index(reduce: Callable[[str], str]) -> dict[str, tuple[str, ...]]:
         found: dict[str, dict[str, None]] = {}
         for key, entry in sorted(named().items(), key=lambda item: item[1].released):
-            for text in (key, entry.hub.rpartition("/")[2].lower()):
+            for text in (key, entry.hub.rpartition("/")[2].lower(), *entry.also):
                 if reduce(text):
                     found.setdefault(reduce(text), {})[key] = None
         return {text: tuple(keys) for text, keys in found.items()}

@@ -44,7 +44,7 @@ as_json = click.option("--json", "as_json", is_flag=True, help="One JSON object 
 def workload(function: F) -> F:
     """``--batch --context --dtype --kv-dtype --flops``."""
     for option in (
-        click.option("--flops", default="full", metavar="full|unpadded|causal|palm",
+        click.option("--flops", default="full", metavar="full|unpadded|causal|palm|megatron",
                      help="FLOP convention (docs/flops.md)."),
         click.option("--kv-dtype", default="bf16", help="Dtype of the KV cache."),
         click.option("--dtype", default="bf16", help="Dtype of the weights."),

@@ -12,17 +12,20 @@ from typing import Any, Literal
 from msgspec import Struct
 
 from scantling.arith import Dim, Num, maximum, product
+from scantling.costs.megatron import megatron_flops
 from scantling.errors import FieldError
-from scantling.ops import PARTS, Op, Tensor, operators, tensors
+from scantling.ops import PARTS, Op, Tensor, operators, tensors, visible_pairs
 from scantling.spec import Spec, Workload, vary
 
-Convention = Literal["full", "unpadded", "causal", "palm"]
+Convention = Literal["full", "unpadded", "causal", "palm", "megatron"]
 CONVENTIONS: dict[str, str] = {
     "full": "2 per multiply-add; attention over all pairs; head at every position; chunked scans "
     "with the padding of their last chunk, convolutions with that of their ends",
     "unpadded": "as full, without the padding of scans and convolutions",
     "causal": "as unpadded, attention over the pairs the mask and the window let through",
     "palm": "2 per active parameter, lookups included, plus full attention (PaLM, appendix B)",
+    "megatron": "what Megatron-Bridge logs: half of full attention, no routers, prediction modules "
+    "included, its own estimates of state spaces (``costs.megatron``)",
 }
 
 
@@ -94,10 +97,11 @@ def forward_flops(ops: Sequence[Op], convention: Convention = "full") -> Num:
 
     ``full``, ``unpadded`` and ``causal`` sum over the operators. ``palm`` is 2 N + 4 L H h S a
     token forward (Chowdhery et al. 2022, appendix B, a third of 6 N + 12 L H Q T): all active
-    parameters, looked-up tables included, and attention in full.
+    parameters, looked-up tables included, and attention in full. ``megatron`` is no sum over
+    operators: see ``flops``.
 
     Raises:
-        FieldError: If the convention is unknown.
+        FieldError: If the convention is unknown, or needs the spec.
 
     Example:
         >>> from scantling import catalog
@@ -108,6 +112,9 @@ def forward_flops(ops: Sequence[Op], convention: Convention = "full") -> Num:
     """
     if convention not in CONVENTIONS:
         raise FieldError("flops", convention, "is no convention", f"use {', '.join(CONVENTIONS)}")
+    if convention == "megatron":
+        rule = "is not counted by operators"
+        raise FieldError("flops", convention, rule, "use full, unpadded, causal or palm here")
     if convention == "palm":
         rows = next(op.m for op in ops if op.kind == "lookup")
         weights = count_tensors([t for op in ops for t in op.tensors if not op.backward])
@@ -127,21 +134,49 @@ class Flops(Struct, frozen=True):
 
 
 def flops(
-    spec: Spec, batch: int = 1, context: int = 2048, convention: Convention = "full"
-) -> Flops:
+    spec: Spec, batch: int = 1, context: int = 2048, convention: Convention = "full",
+    mtp_passes: int = 0,
+) -> Flops:  # fmt: skip
     """FLOPs of a forward pass and of a training step on ``batch × context`` tokens.
+
+    Args:
+        spec: A model.
+        batch: Sequences.
+        context: Tokens of each.
+        convention: One of ``CONVENTIONS``.
+        mtp_passes: Runs of the modules that predict later tokens; ``megatron`` counts them, the
+            others know the model without them.
 
     Example:
         >>> from scantling import catalog
         >>> flops(catalog.model("gpt2"), context=128).forward
         32228179968
     """
+    if convention == "megatron":
+        train_flops = batch * megatron_flops(spec, context, mtp_passes)
+        return Flops(train_flops // 3, train_flops, batch * context, convention)
     forward = operators(spec, Workload("prefill", batch, context))
     train = operators(spec, Workload("train", batch, context))
     return Flops(
         forward_flops(forward, convention), forward_flops(train, convention),
         batch * context, convention,
     )  # fmt: skip
+
+
+def attention_flops(n_head: Dim, width: Dim, queries: Dim, keys: Dim) -> Num:
+    """FLOPs of causal attention, one layer forward: 2 a pair, head and channel of both products.
+
+    Args:
+        n_head: Query heads H; keys shared by several heads save none of this.
+        width: Width of a key and of a value together.
+        queries: The last of the tokens.
+        keys: All tokens.
+
+    Example:
+        >>> attention_flops(32, 256, 8192, 8192)
+        549822922752
+    """
+    return product(visible_pairs(queries, keys, None, causal=True), n_head, width, 2)
 
 
 def solve_width(spec: Spec, total: Dim, multiple: Dim = 1, field: str = "d_ff") -> Dim:
@@ -183,6 +218,7 @@ __all__ = [
     "Convention",
     "Flops",
     "Parameters",
+    "attention_flops",
     "attention_parameters",
     "count_tensors",
     "flops",

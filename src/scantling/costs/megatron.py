@@ -18,6 +18,11 @@ mixers, kept as they are because published rates were divided by them:
 - Latent attention with a selector runs on the latent, on the positions the selector chose; the
   selector itself has a forward pass and no other.
 
+Until the releases of June 2026 it counted less: the attention of a window as if there were none, no
+gate matrix but SiLU's (gpt-oss gates with x σ(1.702 x), so its experts counted two matrices of
+three), no gate on attention's output, and a layer of the gated delta rule as one of attention
+(corrected in its pull requests 2925, 3029 and 3947). Rates printed before were divided by that.
+
 Prediction modules (MTP) repeat the last layer behind a product of 2 D × D; where layers hold one
 module each, as in Nemotron-H, they are one layer of attention and one of feed-forward without it.
 The head's vocabulary is not padded: no more than 0.1 % where it is a multiple of 128.
@@ -28,6 +33,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from scantling.arith import Dim, Num, minimum, wide
@@ -38,6 +44,7 @@ from scantling.spec import (
     CompressedAttention,
     Dense,
     Experts,
+    Full,
     GatedDelta,
     GroupedAttention,
     KimiDelta,
@@ -48,19 +55,50 @@ from scantling.spec import (
     Window,
 )
 
+Module = Any
+"""A mixer or a feed-forward."""
 SCAN = 7
 """FLOPs of Mamba-2's scan for each number of its state."""
 STATE_PRODUCTS = 4
 """Products of the size of the state that a token costs under a delta rule."""
+CORRECTED = "26.06"
+"""The first release taken to count as today; branches were cut weeks before, so it may be the one
+before for windows and delta rules."""
 
 
-def megatron_flops(spec: Spec, context: Dim, mtp_passes: int = 0) -> Num:
+class Accounting(Struct, frozen=True):
+    """What is counted as what it is; each false was so until it was corrected."""
+
+    windows: bool = True
+    """A window's pairs; false: those of full attention."""
+    gates: bool = True
+    """Gate matrices of every activation; false: of SiLU alone."""
+    delta: bool = True
+    """Delta rules and gates on attention's output; false: plain attention in their place."""
+
+
+TODAY = Accounting()
+EARLY = Accounting(windows=False, gates=False, delta=False)
+
+
+def accounting(release: str) -> Accounting:
+    """What a release counted, by its year and month.
+
+    Example:
+        >>> accounting("26.02.01").windows, accounting("26.08").windows
+        (False, True)
+    """
+    return TODAY if release >= CORRECTED else EARLY
+
+
+def megatron_flops(spec: Spec, context: Dim, mtp_passes: int = 0, how: Accounting = TODAY) -> Num:
     """FLOPs of one sequence in training, forward and backward.
 
     Args:
         spec: A decoder, or a column of them.
         context: Tokens of the sequence.
         mtp_passes: Runs of the modules that predict later tokens (``Loaded.mtp_passes``).
+        how: What the release in question counted (``accounting``).
 
     Raises:
         FieldError: If a part of the model has no formula there.
@@ -68,15 +106,16 @@ def megatron_flops(spec: Spec, context: Dim, mtp_passes: int = 0) -> Num:
     Example:
         >>> from scantling import catalog
         >>> megatron_flops(catalog.model("llama-3-8b"), 8192) / 8192 / 1e9
-        51.46841088
+        51.470401536
     """
     if spec.encoder is not None:
         raise _unknown("an encoder")
     total: Any = 0
     for name, times in spec.decoder.occurrences().items():
-        total = total + times * _layer(spec.decoder.kind(name), spec.d_model, context)
+        layer = _seen(spec.decoder.kind(name), spec, how)
+        total = total + times * _layer(layer, spec.d_model, context)
     for layer in _predictor(spec) if mtp_passes else ():
-        total = total + mtp_passes * _layer(layer, spec.d_model, context)
+        total = total + mtp_passes * _layer(_seen(layer, spec, how), spec.d_model, context)
     if mtp_passes and not _single(spec):
         joined = 2 * wide(spec.d_model) * (2 * spec.d_model + 3)
         total = total + mtp_passes * context * joined
@@ -115,11 +154,10 @@ def _kinds(spec: Spec) -> list[Layer]:
 
 def _predictor(spec: Spec) -> list[Layer]:
     """The layers of one prediction module."""
-    last = spec.decoder.kind(spec.decoder.layout[-1].pattern[-1])
     if not _single(spec):
-        name = spec.decoder.expand()[-1]
-        last = spec.decoder.kind(name)
-        return [_windowed(last)]
+        pattern = spec.decoder.layout[-1].pattern
+        name = pattern[0] if len(pattern) == 1 else spec.decoder.expand()[-1]
+        return [_windowed(spec.decoder.kind(name))]
     attention = GroupedAttention | LatentAttention
     mixers = [k for k in _kinds(spec) if isinstance(k.blocks[0].branches[0].module, attention)]
     feeds = [k for k in _kinds(spec) if isinstance(k.blocks[0].branches[0].module, Dense | Experts)]
@@ -128,16 +166,48 @@ def _predictor(spec: Spec) -> list[Layer]:
 
 def _windowed(layer: Layer) -> Layer:
     """The layer without compressed entries: DeepSeek-V4's prediction module reads a window."""
-    blocks = []
-    for block in layer.blocks:
-        branches = tuple(
-            replace(b, module=replace(b.module, compress=None, indexer=None))
-            if isinstance(b.module, CompressedAttention)
-            else b
-            for b in block.branches
-        )
-        blocks.append(replace(block, branches=branches))
-    return replace(layer, blocks=tuple(blocks))
+
+    def change(module: Module) -> Module:
+        if isinstance(module, CompressedAttention):
+            return replace(module, compress=None, indexer=None)
+        return module
+
+    return _changed(layer, change)
+
+
+def _seen(layer: Layer, spec: Spec, how: Accounting) -> Layer:
+    """The layer as a release saw it."""
+    if how == TODAY:
+        return layer
+    attention = [
+        b.module for k in _kinds(spec) for block in k.blocks for b in block.branches
+        if isinstance(b.module, GroupedAttention)
+    ]  # fmt: skip
+
+    def change(module: Module) -> Module:
+        if isinstance(module, GatedDelta) and not how.delta and attention:
+            module = attention[-1]
+        if isinstance(module, GroupedAttention):
+            gate = module.gate if how.delta else None
+            return replace(module, gate=gate, span=module.span if how.windows else Full())
+        if isinstance(module, Dense | Experts) and not how.gates and not _silu(module):
+            return replace(module, gated=False)
+        return module
+
+    return _changed(layer, change)
+
+
+def _silu(module: Dense | Experts) -> bool:
+    """Whether the gate is SiLU's; gpt-oss's experts, the ones with biases, only name it so."""
+    return module.activation == "silu" and not (isinstance(module, Experts) and module.bias)
+
+
+def _changed(layer: Layer, change: Callable[[Module], Module]) -> Layer:
+    blocks = tuple(
+        replace(block, branches=tuple(replace(b, module=change(b.module)) for b in block.branches))
+        for block in layer.blocks
+    )
+    return replace(layer, blocks=blocks)
 
 
 def _double_pairs(s: Any, limit: Dim | None, *, causal: bool = True) -> Any:

@@ -12,34 +12,33 @@ from typing import Any
 from msgspec import Struct
 
 from scantling.arith import Num, product, wide
-from scantling.costs.kernels import attention_time, elementwise_time, gemm_time
+from scantling.costs.kernels import gemm_time, grouped_time, stream_time, training_time
 from scantling.costs.ranks import Placed
 from scantling.costs.remember import remembered
+from scantling.costs.time import LIGHT, attention_shape, row_widths
 from scantling.hardware import Chip
 from scantling.hardware.constants import StepConstants
+from scantling.hardware.constants.elementwise import Light
 from scantling.hardware.curve import interpolate
 from scantling.ops import Op
-from scantling.spec.plan import Recipe
-from scantling.spec.workload import dtype_bytes, plain_dtype
+from scantling.spec import Workload
+from scantling.spec.plan import Plan, Recipe
+from scantling.spec.workload import dtype_bytes
 
 NARROW = {"fp8", "fp8-block", "mxfp8", "nvfp4"}
 """Recipes whose products in the layers are narrower than 16 bits."""
 NARROW_PARTS = {"attention", "mixer", "ffn", "shared_experts", "experts"}
 """Parts those products are in: attention cores, router and head stay in 16 bits."""
-QUANTISED_BYTES = 4
-"""Bytes that making a narrow copy of a 16-bit element moves: read 2, write 1, and 1 transposed."""
-SCORE_BYTES = 11
-"""Bytes an unfused attention moves for each pair of query and key and each head, forward: scores
-written (2), read and written by the softmax (4), read and written by dropout (4) with its mask
-(1); the two products read and write them besides. Backward as much again and half."""
-
-KINDS = ("matmul", "narrow", "experts", "experts_narrow", "attention", "scan", "light", "kernels")
-"""Kinds of work: products in 16 bits, in the recipe's narrower dtype, grouped products in both,
-attention cores, scans, work that moves bytes; and how many kernels are launched."""
 
 
 class Work:
-    """Seconds of kernels by kind of work, and the number of kernels."""
+    """Seconds of kernels by kind of work, and what is counted.
+
+    Kinds: ``matmul`` and ``experts`` are products in 16 bits, plain and grouped, ``narrow`` and
+    ``experts_narrow`` those in the recipe's narrower dtype; ``attention``; ``scan``; ``light`` is
+    work that moves bytes; ``kernels`` and ``waits`` count launches, and layers of experts for
+    whose sizes the host waits.
+    """
 
     __slots__ = ("of",)
 
@@ -64,6 +63,7 @@ class Work:
             "experts_narrow": c.experts * narrow,
             "attention": c.attention_at(recipe.attention), "scan": c.scan,
             "light": c.fused if recipe.fused else c.eager,
+            "cold": c.cold, "waits": c.wait_experts_s,
             "kernels": c.gap_fused_s if recipe.fused else c.gap_eager_s,
         }  # fmt: skip
         total: Num = 0.0
@@ -86,20 +86,26 @@ class Pass(Struct, frozen=True):
     embedding: Work
 
 
-@remembered(lambda placed, recipe, chip: (id(placed), recipe, id(chip)))
-def one_pass(placed: Iterable[Placed], recipe: Recipe, chip: Chip) -> Pass:
+@remembered(
+    lambda placed, plan, recipe, chip: (
+        id(placed), plan.tp, plan.cp, plan.micro_batch, recipe, id(chip)
+    )
+)  # fmt: skip
+def one_pass(placed: Iterable[Placed], plan: Plan, recipe: Recipe, chip: Chip) -> Pass:
     """Kernels of one micro-batch.
 
     Args:
         placed: The forward operators of one micro-batch on one rank.
+        plan: How they are split, which tells the sequences of a micro-batch.
         recipe: In what numbers, and by what kernels.
         chip: Where.
     """
     forward, backward, core, products, head, embedding = (Work() for _ in range(6))
+    work = Workload("train", plan.micro_batch, dtype=wide_dtype(recipe))
     for p in placed:
         op = p.op
         end = head if op.part == "lm_head" else embedding if op.kind == "lookup" else None
-        for kind, once, again in _kernels(op, recipe, chip):
+        for kind, once, again in _kernels(op, work, recipe, chip):
             (forward if end is None else end).add(kind, once)
             (backward if end is None else end).add(kind, again)
             if op.kind == "attention":
@@ -109,47 +115,68 @@ def one_pass(placed: Iterable[Placed], recipe: Recipe, chip: Chip) -> Pass:
     return Pass(forward, backward, core, products, head, embedding)
 
 
-def _kernels(op: Op, recipe: Recipe, chip: Chip) -> Iterator[tuple[str, Num, Num]]:
+def _kernels(
+    op: Op, work: Workload, recipe: Recipe, chip: Chip
+) -> Iterator[tuple[str, Num, Num]]:
     """What one operator runs: kind of work, forward, backward."""
     if op.kind == "attention":
-        yield from _attention(op, recipe, chip)
+        yield from _attention(op, work, recipe, chip)
     elif op.kind == "scan":
-        moved = product(op.elements, op.m, op.repeat) * dtype_bytes(wide_dtype(recipe))
-        once = gemm_time(chip, wide_dtype(recipe), op.flops("unpadded"), moved, 0).value_s
+        moved = product(op.elements, op.m, op.repeat) * dtype_bytes(work.dtype)
+        once = stream_time(chip, work.dtype, op.flops("unpadded"), moved, 0).value_s
         yield "scan", once, 2 * once
         yield "kernels", wide(op.times), 2 * wide(op.times)
+    elif op.part == "experts" and op.kind == "matmul":
+        yield from _grouped(op, work, recipe, chip)
     elif op.kind == "matmul":
-        yield from _product(op, recipe, chip)
+        yield from _product(op, work, recipe, chip)
     else:
         yield from _light(op, chip)
 
 
-def _product(op: Op, recipe: Recipe, chip: Chip) -> Iterator[tuple[str, Num, Num]]:
-    """y = x W, then dx = dy Wᵀ and dW = xᵀ dy: three products of one size.
-
-    Routed experts are one grouped product: rows are spread evenly over the experts of the rank.
+def _product(
+    op: Op, work: Workload, recipe: Recipe, chip: Chip
+) -> Iterator[tuple[str, Num, Num]]:
+    """y = x W, with x (m × k), W (k × n), then dx = dy Wᵀ (m × n by n × k) and dW = xᵀ dy
+    (k × m by m × n).
     """
     narrow = recipe.dtype in NARROW and op.part in NARROW_PARTS
-    dtype = recipe.dtype.removesuffix("-block") if narrow else wide_dtype(recipe)
+    dtype = recipe.dtype if narrow else work.dtype
     launched = wide(op.times)
-    weights: Any = 0
-    for t in op.tensors:
-        held: Any = product(t.each(), op.times)
-        weights = weights + (held if t.experts is None else held * t.experts)
-    rows: Any = product(op.m, op.repeat)
-    moved = (weights + rows * (op.n + op.k)) * dtype_bytes(plain_dtype(dtype))
-    once = gemm_time(chip, plain_dtype(dtype), op.flops(), moved, launched).value_s
-    kind = "experts" if op.part == "experts" else "matmul"
-    if narrow:
-        kind = "narrow" if kind == "matmul" else "experts_narrow"
-        copied = rows * (op.n + 2 * op.k) + weights
-        light = elementwise_time(chip, copied * (QUANTISED_BYTES / 3), 0).value_s
-        yield "light", light, 2 * light
+    groups = op.repeat / op.times
+    widths = row_widths(op)
+    forward, inputs, weights = (
+        gemm_time(chip, dtype, m, n, k, groups, launched, widths=widths).value_s
+        for m, n, k in ((op.m, op.n, op.k), (op.m, op.k, op.n), (op.k, op.n, op.m))
+    )
     if op.part == "lm_head":
-        light = elementwise_time(chip, rows * op.n * loss_bytes(recipe), 0).value_s
+        light = memory_s(chip, product(op.m, op.n) * loss_bytes(recipe))
         yield "light", light / 2, light / 2
-    yield kind, once, 2 * once
+    cold = memory_s(chip, product(op.m, op.repeat, op.n + op.k) * dtype_bytes(work.dtype))
+    yield "cold", cold, 2 * cold
+    yield "narrow" if narrow else "matmul", forward, inputs + weights
     yield "kernels", launched, 2 * launched
+
+
+def _grouped(
+    op: Op, work: Workload, recipe: Recipe, chip: Chip
+) -> Iterator[tuple[str, Num, Num]]:
+    """Routed experts: a token's rows are spread evenly over the experts a rank holds."""
+    narrow = recipe.dtype in NARROW
+    dtype = recipe.dtype if narrow else work.dtype
+    launched = wide(op.times)
+    held: Any = next(t.experts for t in op.tensors if t.experts is not None)
+    rows = product(op.m, op.repeat) / op.times
+    once = grouped_time(chip, dtype, rows, op.n, op.k, held, launched).value_s
+    if not recipe.sized_experts:
+        yield "waits", launched / 2, launched
+    yield "experts_narrow" if narrow else "experts", once, 2 * once
+    yield "kernels", launched, 2 * launched
+
+
+def memory_s(chip: Chip, moved: Num, kind: Light = "copy") -> Num:
+    """Seconds to pass so many bytes through memory, at what work of a kind reaches of it."""
+    return moved / (chip.memory_bytes_per_s * chip.constants.elementwise.at(kind)[0])
 
 
 def wide_dtype(recipe: Recipe) -> str:
@@ -170,33 +197,30 @@ def loss_bytes(recipe: Recipe) -> float:
     return 8.0 if recipe.fused_loss else 6 + 6 * dtype_bytes(recipe.logits)
 
 
-def _attention(op: Op, recipe: Recipe, chip: Chip) -> Iterator[tuple[str, Num, Num]]:
-    """The core. Its backward has four products where forward has two, and runs one of these again.
-
-    Unfused it is made of products over all pairs and of passes over the scores.
-    """
-    dtype = wide_dtype(recipe)
-    moved = product(op.elements, op.m, op.repeat) * dtype_bytes(dtype)
+def _attention(
+    op: Op, work: Workload, recipe: Recipe, chip: Chip
+) -> Iterator[tuple[str, Num, Num]]:
+    """The core, by the generation of its kernel."""
+    shape = attention_shape(op, work)
     launched = wide(op.times)
-    if recipe.attention == "unfused":
-        pairs = product(op.m, op.n, op.repeat)
-        once = gemm_time(chip, dtype, op.flops("full"), moved + 4 * pairs, 0).value_s
-        light = elementwise_time(chip, pairs * SCORE_BYTES, 0).value_s
-        yield "matmul", once, 2 * once
-        yield "light", light, 1.5 * light
-        yield "kernels", 4 * launched, 6 * launched
-        return
-    width: Any = op.k // 2
-    once = attention_time(chip, dtype, op.flops("causal"), moved, width, launched).value_s
-    if recipe.attention == "flash":  # the first one lost more on wide heads
-        once = once * interpolate(width, chip.constants.step.flash_width)
-    yield "attention", once, 2.5 * once
-    yield "kernels", launched, launched
+    once, again = (
+        training_time(chip, work.dtype, shape, recipe.attention, backward=back,
+                      launches=launched).value_s
+        for back in (False, True)
+    )  # fmt: skip
+    if recipe.attention == "flash":
+        share = interpolate(shape.width, chip.constants.step.flash_width)
+        once, again = share * once, share * again
+    few = 1 if recipe.attention != "unfused" else 4
+    yield "attention", once, again
+    yield "kernels", few * launched, few * launched
 
 
 def _light(op: Op, chip: Chip) -> Iterator[tuple[str, Num, Num]]:
     """Work that moves bytes: forward once, backward twice (the gradient comes in as well)."""
-    once = elementwise_time(chip, product(op.elements, op.m, op.repeat) * 2, 0).value_s
+    added = 3 if op.name.endswith(".residual") else 2  # reads two streams
+    moved = product(op.elements, op.m, op.repeat) * added
+    once = memory_s(chip, moved, LIGHT.get(op.kind, "copy"))
     launched = wide(op.times)
     yield "light", once, 2 * once
     yield "kernels", launched, launched

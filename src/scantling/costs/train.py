@@ -12,8 +12,7 @@ from msgspec.structs import replace
 from scantling.arith import Dim, Num, product
 from scantling.costs.count import Convention, forward_flops
 from scantling.costs.exposed import Traffic, held, shown, traffic
-from scantling.costs.kernels import elementwise_time
-from scantling.costs.passes import NARROW, Pass, one_pass
+from scantling.costs.passes import NARROW, Pass, memory_s, one_pass
 from scantling.costs.pipeline import schedule
 from scantling.costs.ranks import placed_operators
 from scantling.hardware import Cluster
@@ -71,7 +70,7 @@ class Terms(Struct, frozen=True):
     one: Pass
     sent: Traffic
     handled_s: Num
-    """Full gradients cast and divided before ranks that share weights sum them."""
+    """What each micro-batch does with whole gradients beside making them."""
     optimizer_s: Num
     offload_bytes: Num
     n_layer: Dim
@@ -93,12 +92,13 @@ def terms(spec: Spec, plan: Plan, recipe: Recipe, context: int, cluster: Cluster
     if recipe.optimizer not in {"sgd", "none"}:
         each = each + 4 * dtype_bytes(recipe.moments)
     moved = owned * each
-    on_chip = elementwise_time(cluster.chip, moved, 0).value_s
-    handled = elementwise_time(cluster.chip, (dense + routed) * handled_bytes(recipe), 0).value_s
+    on_chip = memory_s(cluster.chip, moved)
+    whole = (dense + routed) * plan.pp
+    handled = memory_s(cluster.chip, whole * handled_bytes(plan, recipe))
     return Terms(
-        one_pass(placed, recipe, cluster.chip),
+        one_pass(placed, plan, recipe, cluster.chip),
         traffic(placed, spec, plan, recipe, cluster, context),
-        handled if plan.zero >= 2 else 0.0, 0.0 if recipe.offload else on_chip,
+        handled, 0.0 if recipe.offload else on_chip,
         moved if recipe.offload else 0.0, spec.n_layer, mtp_passes,
     )  # fmt: skip
 
@@ -160,8 +160,14 @@ def assemble(t: Terms, plan: Plan, recipe: Recipe, c: StepConstants) -> Parts:
                  optimizer)  # fmt: skip
 
 
-def handled_bytes(recipe: Recipe) -> float:
-    """Bytes moved for each gradient before it is summed: cast where it travels wider, divided."""
+def handled_bytes(plan: Plan, recipe: Recipe) -> float:
+    """Bytes moved for each weight's gradient of a micro-batch.
+
+    Where ranks share gradients they are cast if they travel wider, and divided; else they are
+    added to what earlier micro-batches left.
+    """
+    if plan.zero < 2:
+        return 2 * dtype_bytes(recipe.gradients)
     made, sent = dtype_bytes(recipe.weights), dtype_bytes(recipe.reduce)
     cast = made + sent if made != sent else 0.0
     return cast + 2 * sent

@@ -119,4 +119,5 @@ def _grouped(name: str, outs: tuple[tuple[str, Dim], ...], k: Dim, f: Experts, s
     return Op(
         name=f"{site.path}.{name}", kind="matmul", part="experts", m=site.rows, n=n, k=k,
         repeat=site.times * f.top_k, times=site.times, tensors=tuple(tensors), elements=n + k,
+        experts=f.n_expert, top_k=f.top_k,
     )  # fmt: skip

@@ -126,6 +126,9 @@ class Op(Struct, frozen=True, kw_only=True):
     elements: Num = 0
     """Activation elements read and written for each of the m rows and each repeat."""
     backward: bool = False
+    experts: Dim | None = None
+    """Routed experts the product is spread over: ``repeat`` counts ``top_k`` of them a token."""
+    top_k: Dim | None = None
 
     def flops(self, convention: str = "full") -> Num:
         """Floating-point operations, 2 per multiply-add.

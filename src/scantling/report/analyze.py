@@ -18,6 +18,7 @@ from scantling.costs.count import (
     forward_flops,
     parameters,
 )
+from scantling.costs.count import flops as model_flops
 from scantling.costs.features import features
 from scantling.costs.readings import READINGS, readings
 from scantling.errors import FieldError
@@ -189,7 +190,7 @@ def analyze(
         context: Tokens of each; by default 8192 or the model's own limit if that is shorter.
         dtype: Dtype of the weights.
         kv_dtype: Dtype of the cache.
-        flops: The convention: ``full``, ``unpadded``, ``causal`` or ``palm``.
+        flops: The convention: ``full``, ``unpadded``, ``causal``, ``palm`` or ``megatron``.
         loaded: The model, where it is loaded already.
         assume: For a model type in no table: go on past fields that are not understood.
 
@@ -214,10 +215,13 @@ def analyze(
     forward = operators(spec, work)
     train = operators(spec, msgspec.structs.replace(work, phase="train"))
     counted = parameters(spec)
+    if flops == "megatron":  # the one convention that is no sum over operators
+        work_flops = model_flops(spec, batch, context, flops, one.mtp_passes)
+    else:
+        work_flops = Flops(forward_flops(forward, flops), forward_flops(train, flops),
+                           batch * context, flops)  # fmt: skip
     return Analysis(
-        name=one.name, model_type=one.model_type, spec=spec, params=counted,
-        flops=Flops(forward_flops(forward, flops), forward_flops(train, flops),
-                    batch * context, flops),
+        name=one.name, model_type=one.model_type, spec=spec, params=counted, flops=work_flops,
         unpadded=forward_flops(forward, "unpadded"),
         cache=kv_cache(spec, batch, context, kv_dtype, ops=forward), workload=work,
         features=features(spec, 1.0, counted), dims=dims(spec), notes=one.notes, n_mtp=one.n_mtp,

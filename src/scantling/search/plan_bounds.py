@@ -71,7 +71,7 @@ class Bounds:
             alone = Plan(tp=tp, cp=cp, dp=q.cluster.n_gpu // tp // cp, micro_batch=batch,
                          sequence_parallel=tp > 1)  # fmt: skip
             placed = placed_operators(q.spec, alone, q.context)
-            one = one_pass(placed, q.recipe, q.chip)
+            one = one_pass(placed, alone, q.recipe, q.chip)
             forward = float(one.forward.seconds(c, q.recipe))
             once = sum(
                 float(work.seconds(c, q.recipe)) for work in (one.backward, one.head, one.embedding)

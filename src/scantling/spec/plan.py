@@ -147,6 +147,8 @@ class Recipe(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         fused_loss: Whether one kernel makes the loss and, in place, its gradient.
         foreach: Whether the optimizer works on lists of tensors, which takes one more copy of the
             weights at the step.
+        sized_experts: Whether the host need not wait for how many tokens each expert gets: a fixed
+            capacity, or kernels that read the counts themselves.
         offload: Whether optimizer states live on the host.
         bucket_elements: Elements of weights and gradients that software keeps in flight in buckets
             of its own; DeepSpeed's stage 3 keeps 1.55e9 by default.
@@ -172,6 +174,7 @@ class Recipe(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     chunked_loss: bool = False
     fused_loss: bool = False
     foreach: bool = False
+    sized_experts: bool = False
     offload: bool = False
     bucket_elements: int = 0
     adapter: Adapter | Prompt | None = None

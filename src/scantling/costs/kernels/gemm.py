@@ -1,18 +1,181 @@
-"""Matrix products."""
+"""Matrix products: dense, batched, and grouped by expert."""
 
 from __future__ import annotations
 
-from scantling.arith import Num, maximum
-from scantling.costs.kernels.time import Time, within
+from typing import Any, cast
+
+from scantling.arith import Num, maximum, minimum, product
+from scantling.costs.kernels.misaligned import misaligned
+from scantling.costs.kernels.scatter import scattered
+from scantling.costs.kernels.time import Time
 from scantling.hardware import Chip
+from scantling.hardware.constants import ProductConstants
+from scantling.hardware.constants.gemm import REFERENCE, TILE
+from scantling.spec import dtype_bytes
+
+OUTPUT_BYTES = 2
+"""Products of narrow inputs leave 16-bit numbers."""
+DROOPS = (1e7, 1e14)
+"""FLOPs between which a longer product is slower; no measurement lies outside."""
 
 
-def gemm_time(chip: Chip, dtype: str, flops: Num, moved: Num, launches: Num = 1) -> Time:
-    """A product, or several alike in one go.
+def gemm_time(
+    chip: Chip, dtype: str, m: Num, n: Num, k: Num, groups: Num = 1, launches: Num = 1,
+    cache_bytes: Num = 0, *, narrowed: bool = False,
+    widths: tuple[Num, ...] | None = None,
+) -> Time:  # fmt: skip
+    """An (m × k) by (k × n) product, or ``groups`` of them in one kernel.
 
-        compute = FLOPs / (fraction × peak rate)
-        memory  = bytes moved / (bandwidth factor × bandwidth)
-        time    = max(compute, memory) + launches × launch
+        FLOPs   = 2 m n k × groups
+        bytes   = (s (m k + k n) + o m n) × groups        s of the inputs, o of the output
+        waves   = m n × groups / (128² × SMs)
+        shape   = 1 / (1 + k_half / k + wave_half / waves)
+        droop   = (FLOPs / FLOPs of the reference)^−droop
+        compute = FLOPs × lost / (peak × matmul × shape × droop / shape of the reference)
+        memory  = bytes / (bandwidth factor × bandwidth)
+        time    = ((compute^p + memory^p)^(1/p) + launch + k × step + quantising) × misaligned
+
+    A short depth pays for filling and emptying the pipeline of each tile, a small output leaves
+    SMs without work. The reference is 8192 × 8192 × 8192, so ``matmul`` is what that one reaches.
+    Inputs that arrive in 16 bits are brought to a narrower dtype by a pass over the (m × k) of
+    them: 2 bytes read, s written, and as much as ``quantise_row`` elements more for each row.
+    ``lost`` is the work of unfilled tiles and waves with the best tile a library has (``tiling``).
+    It is 1 but on chips where the term lowers the error on shapes left out: it does on A100 and
+    B200, not on H100 and H200 (``benchmarks/fit_kernels.py`` prints both).
+
+    Args:
+        chip: Where.
+        dtype: What its inputs are.
+        m: Rows: tokens.
+        n: Columns: the width that comes out.
+        k: Depth: the width that goes in.
+        groups: Products alike in one kernel.
+        launches: Such kernels one after another.
+        cache_bytes: What else one kernel reads.
+        widths: What has to fill a load (``misaligned``); by default n and k, which products side
+            by side in one kernel have for each.
+        narrowed: Whether the rows already come in a narrow dtype, so that no pass brings them.
+
+    Example:
+        >>> from scantling.hardware import chip
+        >>> one = gemm_time(chip("h100-sxm"), "bf16", 8192, 8192, 8192)
+        >>> one.lower_s < one.low_s < one.value_s < one.high_s
+        True
+    """
+    g = chip.constants.gemm.at(dtype)
+    rate, bandwidth = chip.rate(dtype), chip.memory_bytes_per_s
+    flops = product(m, n, k, groups, 2)
+    moved = product_bytes(dtype, m, n, k, groups) + cache_bytes
+    waves = product(m, n, groups) / (TILE**2 * (chip.sm_count or 1))
+    compute = flops / (rate * reached(chip, g, flops, waves, k))
+    if g.tiles:
+        compute = compute * lost(chip, g, m, n, groups)
+    memory = moved / (bandwidth * g.bandwidth_factor)
+    added = g.launch_s + k * g.step_s
+    if g.quantise and not narrowed:
+        brought = product(m, k + g.quantise_row, groups, OUTPUT_BYTES + dtype_bytes(dtype))
+        added = added + brought / (bandwidth * g.quantise)
+    value = _joined(compute, memory, g.sharpness) + added
+    lower = maximum(flops / rate, moved / bandwidth)
+    time = scattered(g, m, lower, lower, value, compute + memory + added)
+    penalty = misaligned(chip, dtype, *((n, k) if widths is None else widths))
+    return penalty.on(time).times(launches)
+
+
+def product_bytes(dtype: str, m: Num, n: Num, k: Num, groups: Num = 1) -> Num:
+    """Bytes a product reads and writes, each element once.
+
+    Example:
+        >>> product_bytes("fp8", 2, 3, 4)
+        32.0
+    """
+    size = dtype_bytes(dtype)
+    inputs: Any = product(m, k, groups) + product(n, k, groups)
+    output: Any = product(m, n, groups)
+    return inputs * size + output * max(size, OUTPUT_BYTES)  # type: ignore[no-any-return]
+
+
+def reached(chip: Chip, g: ProductConstants, flops: Num, waves: Num, k: Num) -> Num:
+    """The fraction of the peak a product's arithmetic reaches, were its data at hand."""
+    reference = 2 * REFERENCE**3
+    whole = 1 + g.k_half / REFERENCE
+    whole = whole + g.wave_half * TILE**2 * (chip.sm_count or 1) / REFERENCE**2
+    part = 1 + g.k_half / k + g.wave_half / waves
+    flops = minimum(maximum(flops, DROOPS[0]), DROOPS[1])
+    return minimum(g.matmul * whole / part * (flops / reference) ** -g.droop, 1.0)  # type: ignore[no-any-return]
+
+
+def grouped_time(
+    chip: Chip, dtype: str, rows: Num, n: Num, k: Num, touched: Num, launches: Num = 1,
+    passing: Num | None = None,
+) -> Time:  # fmt: skip
+    """Products of routed experts in one kernel: rows sorted by expert, each by its own weights.
+
+        FLOPs   = 2 n k (rows + pad × touched)
+        compute = FLOPs / (peak × matmul)
+        weights = s n k × touched / (bandwidth factor × bandwidth)
+        passed  = 2 (n + k) × passing rows × passes / bandwidth
+        time    = (compute^p + weights^p)^(1/p) + passed + launch
+
+    Each touched expert fills its last tile up. Rows are gathered before and scattered after, in
+    memory, so they pass through it more than once and beside the products. The gradient of
+    weights is the same with the weights written.
+
+    Args:
+        chip: Where.
+        dtype: What its inputs are.
+        rows: (token, expert) pairs that are worked out here.
+        n: Columns of an expert's matrix.
+        k: Its depth.
+        touched: Experts with at least one row.
+        launches: Such products one after another.
+        passing: Pairs that pass through memory, where more do than are worked out here.
+
+    Example:
+        >>> from scantling.hardware import chip
+        >>> few, many = (grouped_time(chip("h100"), "bf16", 64, 4096, 2048, e) for e in (8, 64))
+        >>> few.value_s < many.value_s
+        True
+    """
+    g = chip.constants.gemm.experts_at(dtype)
+    rate, bandwidth = chip.rate(dtype), chip.memory_bytes_per_s
+    own = product(rows, n, k, 2)
+    weights = product(touched, n, k) * dtype_bytes(dtype) / bandwidth
+    compute = (own + product(touched, n, k, 2.0 * g.pad_rows)) / (rate * g.matmul)
+    crossing = rows if passing is None else passing
+    passed = product(crossing, n + k, OUTPUT_BYTES) / bandwidth
+    added = passed * g.passes + g.launch_s
+    read = weights / g.bandwidth_factor
+    lower = maximum(own / rate, weights)
+    value = _joined(compute, read, g.sharpness) + added
+    return scattered(g, rows, lower, lower, value, compute + read + added).times(launches)
+
+
+def lost(chip: Chip, g: ProductConstants, m: Num, n: Num, groups: Num = 1) -> Num:
+    """The work of unfilled tiles and waves over the work that is asked, with the best tile.
+
+        tiles  = ceil(m / rows) ceil(n / columns) × groups
+        padded = tiles × rows × columns / (m n × groups)
+        waves  = tiles / SMs
+        idle   = waste × (ceil(waves) − waves) / max(waves, 1)
+        lost   = padded × (1 + idle) / rate of the tile           the least over tiles
+
+    Below one wave a library splits the depth, so little is idle.
+    """
+    best: Any = None
+    sms = chip.sm_count or 1
+    for rows, columns, rate in g.tiles:
+        tiles: Any = -(-m // rows) * -(-n // columns) * groups
+        waves = tiles / sms
+        idle = g.waste * (-(-tiles // sms) - waves) / maximum(waves, 1.0)
+        padded = tiles * float(rows * columns) / product(m, n, groups)
+        found = padded * (1 + idle) / rate
+        best = found if best is None else minimum(best, found)
+    return cast("Num", best)
+
+
+def stream_time(chip: Chip, dtype: str, flops: Num, moved: Num, launches: Num = 1) -> Time:
+    """Work of many small products, as a recurrence in chunks: bounds by FLOPs and bytes alone.
 
     Args:
         chip: Where.
@@ -21,11 +184,18 @@ def gemm_time(chip: Chip, dtype: str, flops: Num, moved: Num, launches: Num = 1)
         moved: Bytes of weights and activations read and written.
         launches: Kernels.
     """
-    g = chip.constants.gemm
+    g = chip.constants.gemm.at(dtype)
     rate, bandwidth = chip.rate(dtype), chip.memory_bytes_per_s
-    compute = flops / (rate * g.matmul_at(dtype))
+    compute = flops / (rate * g.matmul)
     memory = moved / (bandwidth * g.bandwidth_factor)
     launch = launches * g.launch_s
-    wide = (1 + 2 * g.matmul_error_at(dtype)) ** g.widen
+    value = _joined(compute, memory, g.sharpness) + launch
     lower = maximum(flops / rate, moved / bandwidth)
-    return within(lower, maximum(compute, memory) + launch, compute + memory + launch, wide, wide)
+    return scattered(g, TILE, lower, lower, value, compute + memory + launch)
+
+
+def _joined(compute: Num, memory: Num, p: float) -> Num:
+    """The p-norm of two times, by their ratio so that no power overflows."""
+    longer: Num = maximum(compute, memory)
+    shorter: Num = minimum(compute, memory)
+    return longer * (1 + (shorter / longer) ** p) ** (1 / p)

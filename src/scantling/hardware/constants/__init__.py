@@ -12,20 +12,31 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from scantling.hardware.constants.alignment import AlignmentConstants
 from scantling.hardware.constants.attention import AttentionConstants
 from scantling.hardware.constants.collective import CollectiveConstants
 from scantling.hardware.constants.elementwise import ElementwiseConstants
-from scantling.hardware.constants.fitted import Fitted, constants_file, inherit
-from scantling.hardware.constants.gemm import GemmConstants
+from scantling.hardware.constants.fitted import (
+    Fitted,
+    Scattered,
+    constants_file,
+    inherit,
+    overlaid,
+)
+from scantling.hardware.constants.gemm import GemmConstants, GroupedConstants, ProductConstants
 from scantling.hardware.constants.step import StepConstants
 
 __all__ = [
+    "AlignmentConstants",
     "AttentionConstants",
     "CollectiveConstants",
     "Constants",
     "ElementwiseConstants",
     "Fitted",
     "GemmConstants",
+    "GroupedConstants",
+    "ProductConstants",
+    "Scattered",
     "StepConstants",
     "constants",
 ]
@@ -39,6 +50,7 @@ class Constants(Struct, frozen=True, forbid_unknown_fields=True):
     elementwise: ElementwiseConstants
     collective: CollectiveConstants
     step: StepConstants
+    alignment: AlignmentConstants
 
 
 @functools.cache
@@ -63,6 +75,6 @@ def constants(
     found = {}
     for field in msgspec.structs.fields(Constants):
         base = inherit(_files()[field.name], families, key, field.type)
-        changed = msgspec.structs.asdict(base) | (own or {}).get(field.name, {})
+        changed = overlaid(msgspec.to_builtins(base), (own or {}).get(field.name, {}))
         found[field.name] = msgspec.convert(changed, field.type)
     return Constants(**found)

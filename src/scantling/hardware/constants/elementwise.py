@@ -2,18 +2,55 @@
 
 from __future__ import annotations
 
-from scantling.hardware.constants.fitted import Fitted
+from typing import Literal
+
+from scantling.hardware.constants.fitted import Scattered
+
+Light = Literal["copy", "norm", "activation", "rotary"]
+"""Kinds of light work: what adds or copies, norms, activations, rotary positions."""
 
 
-class ElementwiseConstants(Fitted, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How much of the bandwidth such kernels reach.
+class ElementwiseConstants(Scattered, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How much of the bandwidth such kernels reach, and what a small one takes.
 
     Args:
-        bandwidth_factor: Fraction of the memory bandwidth.
-        launch_s: What each kernel costs beside.
-        error: Mean absolute relative error.
+        bandwidth_factor: Fraction of the memory bandwidth that additions and copies reach, and
+            with them lookups and the optimizer.
+        launch_s: What the smallest of them takes.
+        norm: The fraction that a norm reaches.
+        norm_s: What the smallest norm takes.
+        activation: The fraction that an activation reaches, gated or not.
+        activation_s: What the smallest activation takes.
+        rotary: The fraction that turning queries and keys reaches.
+        rotary_s: What the smallest of it takes.
+        sharpness: p of the p-norm that joins launch and bytes.
+        copy_spread: How many times as far as the rest additions and copies are off.
+        norm_spread: The same of norms.
+        activation_spread: The same of activations.
+        rotary_spread: The same of turning queries and keys.
+        error: Median absolute relative error on models left out.
     """
 
     bandwidth_factor: float
     launch_s: float
     error: float
+    norm: float
+    norm_s: float
+    activation: float
+    activation_s: float
+    rotary: float
+    rotary_s: float
+    sharpness: float = 2.0
+    copy_spread: float = 1.0
+    norm_spread: float = 1.0
+    activation_spread: float = 1.0
+    rotary_spread: float = 1.0
+
+    def at(self, kind: Light) -> tuple[float, float, float]:
+        """The fraction of the bandwidth, the launch and the spread of a kind."""
+        spread: float = getattr(self, f"{kind}_spread")
+        if kind == "copy":
+            return self.bandwidth_factor, self.launch_s, spread
+        fraction: float = getattr(self, kind)
+        launch_s: float = getattr(self, f"{kind}_s")
+        return fraction, launch_s, spread

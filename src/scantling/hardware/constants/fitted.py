@@ -30,6 +30,22 @@ class Fitted(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     widen: float = 1.0
 
 
+class Scattered(Fitted, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How far measurements lie from the fitted time.
+
+    Args:
+        spread_rows: (rows, log2 of a scale): how far off products of so many rows are.
+        spread_s: (seconds of the lower bound, log2 of a scale): the same by length.
+        below: The 90 % interval reaches down to time / exp(below × both scales).
+        above: And up to time × exp(above × both scales).
+    """
+
+    spread_rows: tuple[tuple[float, float], ...] = ((1, 0.0),)
+    spread_s: tuple[tuple[float, float], ...] = ((1e-4, 0.0),)
+    below: float = 0.2
+    above: float = 0.2
+
+
 def inherit(table: dict[str, Any], families: tuple[str, ...], key: str, of: type[S]) -> S:
     """The constants of a chip: the default, its family's, its own, each over the last.
 
@@ -40,12 +56,21 @@ def inherit(table: dict[str, Any], families: tuple[str, ...], key: str, of: type
     own = table.get("chip", {}).get(key)
     measured = table.get("family", {})
     family = next((measured[name] for name in families if name in measured), None)
-    found = table["default"] | (family or {})
+    found = overlaid(table["default"], family or {})
     if own is not None:
-        found |= own
+        found = overlaid(found, own)
     else:
-        found |= table["unseen"] if family is None else table["inherited"]
+        found = overlaid(found, table["unseen"] if family is None else table["inherited"])
     return msgspec.convert(found, of)
+
+
+def overlaid(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    """A table with another's entries over its own, tables within them likewise."""
+    both = {
+        key: overlaid(base[key], value) if isinstance(value, dict) and key in base else value
+        for key, value in over.items()
+    }
+    return base | both
 
 
 def constants_file(name: str) -> dict[str, Any]:

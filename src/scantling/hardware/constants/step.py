@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scantling.hardware.constants.fitted import Fitted
+from scantling.hardware.constants.fitted import Fitted, constants_file, inherit
 
 
 class StepConstants(Fitted, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -19,6 +19,8 @@ class StepConstants(Fitted, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         matmul_block: Of products in FP8 with a scale a block of 128.
         matmul_mxfp8: Of products in MXFP8.
         matmul_nvfp4: Of products in NVFP4.
+        cold: Share of a product's activations that pass through memory beside its arithmetic:
+            alone it finds them in the cache of the run before, in a step it does not.
         experts: Of grouped products, over that of plain ones.
         flash: Of attention by the first FlashAttention.
         flash_width: How its factor changes with the width of a head, 1 at 64.
@@ -35,6 +37,7 @@ class StepConstants(Fitted, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         optimizer: Of the optimizer's bytes.
         gap_eager_s: What each kernel adds that its predecessor does not hide, run eagerly.
         gap_fused_s: The same compiled or with few kernels.
+        wait_experts_s: What a pass through a layer of experts adds where the host waits for sizes.
         offload_bytes_per_s: Optimizer bytes a rank passes to and from the host in a second.
         decode: Factor of a decoding step over its kernels, on one chip.
         decode_low: The lower end of its 90 % range.
@@ -50,6 +53,7 @@ class StepConstants(Fitted, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     matmul_block: float
     matmul_mxfp8: float
     matmul_nvfp4: float
+    cold: float
     experts: float
     flash: float
     flash_width: tuple[tuple[int, float], ...]
@@ -65,6 +69,7 @@ class StepConstants(Fitted, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     optimizer: float
     gap_eager_s: float
     gap_fused_s: float
+    wait_experts_s: float
     offload_bytes_per_s: float
     decode: float
     decode_low: float
@@ -73,6 +78,11 @@ class StepConstants(Fitted, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     error_split: float
     error_experts: float
     error_narrow: float
+
+    @classmethod
+    def default(cls) -> StepConstants:
+        """Those of a chip of which nothing is known."""
+        return inherit(constants_file("step"), (), "", cls)
 
     def matmul_at(self, dtype: str) -> float:
         """The factor of products in a recipe's dtype.
@@ -91,5 +101,6 @@ class StepConstants(Fitted, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     def attention_at(self, kernel: str) -> float:
         """The factor of an attention kernel; unfused attention is made of products."""
-        fused = {"flash": self.flash, "flash2": self.flash2, "flash3": self.flash3}
-        return fused.get(kernel, self.matmul)
+        fused = {"flash": self.flash, "flash2": self.flash2, "flash3": self.flash3,
+                 "cudnn": self.flash3}  # fmt: skip
+        return fused.get(kernel, 1.0)
