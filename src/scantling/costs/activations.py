@@ -6,7 +6,8 @@ Autograd keeps, of each operator, what its gradient needs:
     norm                     its input; written out in bf16, an fp32 copy of it (RMS) instead
     activation               its input: gate and up where gated; unfused, the activated gate too
     attention, flash         q, k, v, the output, and the log-sum-exp in fp32, 4 a s
-    attention, unfused       q, k, v, softmax 2 a s²; with dropout its mask a s² and output 2 a s²
+    attention, unfused       q, k, v, softmax 2 a s² (written out, 4 a s² more in fp32); with
+                             dropout its mask a s² and output 2 a s²
     dropout                  a mask of one byte an element
     residual sum, lookup     nothing
 
@@ -93,12 +94,14 @@ def kept(ops: tuple[Placed, ...], width: Any, plan: Plan, recipe: Recipe, rows: 
     largest: Any = 0
     temporary: Any = 0
     spare: Any = plan.recompute_layers
+    idle: Any = _idle_layers(recipe)
     for layer, left in own.items():
         if not layer:
             continue
         largest = maximum(largest, left)
         temporary = maximum(temporary, grads[layer] + stream)
-        n = occurs[layer]
+        n = occurs[layer] - minimum(idle, occurs[layer])
+        idle = idle - (occurs[layer] - n)
         again = n if spare is None else minimum(spare, n)
         spare = None if spare is None else spare - again
         if plan.recompute == "full":
@@ -108,6 +111,13 @@ def kept(ops: tuple[Placed, ...], width: Any, plan: Plan, recipe: Recipe, rows: 
         else:
             layers = layers + product(n, left)
     return Kept(layers=layers, outside=own.get("", 0), one_layer=largest, temporary=temporary)
+
+
+def _idle_layers(recipe: Recipe) -> int:
+    """Layers before the first trained parameter: no gradient passes them, so they keep nothing."""
+    adapter = recipe.adapter
+    prompts_alone = isinstance(adapter, Prompt) and not adapter.scales
+    return adapter.first_layer if prompts_alone else 0  # type: ignore[union-attr]
 
 
 def item(recipe: Recipe) -> float:
@@ -193,7 +203,8 @@ class _Fold:
                 left = left + read / share + self._adapter(placed, read)
                 self.stream_kept = True
         elif leaf == "o" and self.flash:
-            left = left + read  # the output, which flash attention keeps itself
+            # The output, which flash attention keeps itself; before an exchange and after it.
+            left = left + read * (2 if self.plan.ulysses and self.plan.cp > 1 else 1)
         elif self._trains(leaf):
             left = left + read
         if leaf in {"qkv", "kv", "q", "q_up"}:  # what attention reads
@@ -235,13 +246,13 @@ class _Fold:
         return placed.op.m * wanted * self.b + masks
 
     def _sliced(self, placed: Placed) -> Any:
-        """Unfused, the value is a slice of the product's output and keeps all of it alive.
+        """A value that is a slice of one product's output keeps all of it alive.
 
         Queries and keys are new tensors once they are rotated, so their part is held twice.
         """
         op = placed.op
         values = [t.shape[0] for t in op.tensors if t.name.endswith(".v") and len(t.shape) == 2]
-        if self.recipe.fused or not values:
+        if not self.recipe.fused_qkv or not values:
             return 0
         return op.m * (op.n - values[0]) * self.b
 
@@ -269,7 +280,8 @@ class _Fold:
         if self.plan.recompute == "selective":
             return left
         pairs = product(op.m, op.n, heads)
-        return left + pairs * (self.b + (1 + self.b if self.recipe.dropout else 0))
+        upcast = 0 if self.recipe.fused else 4
+        return left + pairs * (self.b + upcast + (1 + self.b if self.recipe.dropout else 0))
 
     def _activation(self, placed: Placed) -> tuple[Any, Any]:
         op = placed.op

@@ -30,11 +30,10 @@ def gathered_bytes(ops: tuple[Placed, ...], plan: Plan, recipe: Recipe) -> Any:
         return 0
     if plan.pp > 1:
         return _stage_weights(ops) * item(recipe)
-    each, outside = _layer_weights(ops)
-    gathered = 2 * each + outside
     if recipe.adapter is not None:
-        gathered = gathered + _stage_weights(ops)
-    return gathered * item(recipe)
+        return _stage_weights(ops) * item(recipe)
+    each, outside = _layer_weights(ops)
+    return (2 * each + outside) * item(recipe)
 
 
 @remembered(id)
@@ -77,14 +76,17 @@ def gradient_buffers(ops: tuple[Placed, ...], plan: Plan, recipe: Recipe) -> Gra
     Where they are summed in another dtype than they are made in, each is handed over in the
     forward pass's dtype; Megatron-LM keeps one such tensor for every shape of weight, an expert's
     once. Where they are shared among ranks (ZeRO 2, 3), those of a whole layer wait to be reduced;
-    in a pipeline, those of the stage until its last micro-batch.
+    in a pipeline, those of the stage until its last micro-batch. Frozen weights that are shared
+    lie in one flat tensor with the trained ones, so it gets a gradient as well.
     The matrix of the head is outside of the layers.
     """
-    adapter = recipe.adapter is not None
-    summed_apart = dtype_bytes(recipe.gradients) != dtype_bytes(recipe.weights)
-    if adapter or not (summed_apart or plan.zero >= 2):
-        return Gradients(0, 0)
     b = item(recipe)
+    if recipe.adapter is not None:
+        each, outside = _layer_weights(ops)
+        return Gradients((2 * each + outside) * b if plan.zero >= 3 else 0, 0)
+    summed_apart = dtype_bytes(recipe.gradients) != dtype_bytes(recipe.weights)
+    if not (summed_apart or plan.zero >= 2):
+        return Gradients(0, 0)
     head: Any = 0
     seen: dict[str, Any] = {}
     for placed in ops:
@@ -105,9 +107,10 @@ def gradient_buffers(ops: tuple[Placed, ...], plan: Plan, recipe: Recipe) -> Gra
     return Gradients(total, head)
 
 
-def workspace() -> float:
-    """Bytes of scratch that the matrix library keeps."""
-    return float(constants()["workspace"]["value_bytes"])
+def workspace(recipe: Recipe) -> float:
+    """Bytes of scratch that matrix libraries keep: hand-written kernels bring their own."""
+    known = constants()["workspace"]
+    return float(known["value_bytes"] if recipe.fused else known["unfused_bytes"])
 
 
 @functools.cache
@@ -132,19 +135,19 @@ def logits_bytes(tokens: Num, vocab_size: Num, dtype: str = "fp32") -> Num:
 def live_logits(recipe: Recipe) -> float:
     """Bytes that a logit takes at the loss, all its copies together.
 
-    Fused: the logits and, in place, their gradient, in 16 bits each: 4. Unfused, where the loss
-    reads another dtype than the head writes: the logits (2), the gradient of the log-softmax, its
-    output and its own gradient (3 × 4): 14. In the head's own dtype: three copies.
+    Fused: the logits, over which the kernel writes their gradient: 2. Unfused: what the head wrote
+    (2), and in the dtype the loss reads the log-softmax, its gradient and the logits'
+    gradient: 2 + 3 × 4 = 14 in fp32, 2 + 3 × 2 = 8 in bf16.
 
     Example:
         >>> live_logits(Recipe()), live_logits(Recipe(fused_loss=True))
-        (14.0, 4.0)
+        (14.0, 2.0)
     """
     made = item(recipe)
     read = dtype_bytes(recipe.logits)
     if recipe.fused_loss:
-        return 2 * made
-    return 3 * read + (made if read != made else 0)
+        return made
+    return made + 3 * read
 
 
 CHUNKS = 16

@@ -31,7 +31,7 @@ from scantling.costs.buffers import (
 from scantling.costs.ranks import placed_operators, stages
 from scantling.costs.states import States, expert_ranks, states
 from scantling.spec import Spec
-from scantling.spec.plan import Plan, Recipe
+from scantling.spec.plan import Plan, Prompt, Recipe
 
 
 class TrainingMemory(Struct, frozen=True, kw_only=True):
@@ -106,41 +106,19 @@ def stage_peaks(
     waiting = in_flight(plan, stage, left)
     again: Any = left.one_layer if plan.recompute in {"full", "products"} else 0
     gradients = gradient_buffers(ops, plan, recipe)
-    always = held.scales + gathered_bytes(ops, plan, recipe) + workspace()
+    always = held.scales + gathered_bytes(ops, plan, recipe) + workspace(recipe)
     always = always + recipe.bucket_elements * item(recipe)
     if recipe.adapter is not None:
         always = always + unpacked_bytes(ops, recipe.adapter)
-    backward = waiting + left.temporary + again
-    made = gradients.layers
-    found = [_moment("backward", stage, held, backward, 0, always + made, fused=recipe.fused)]
+    made, sums = gradients.layers, _Sums(stage, held, plan, recipe)
+    found = [sums.at("backward", waiting + left.temporary + again, 0, always + made)]
     if stage == plan.pp - 1:
         logits = loss_bytes(ops, recipe, live_logits(recipe))
-        head = loss_bytes(ops, recipe, 2 * item(recipe))
-        kept_made = 0 if plan.zero >= 2 else made
-        found += [
-            _moment(
-                "loss",
-                stage,
-                held,
-                waiting,
-                logits,
-                always + kept_made,
-                fused=recipe.fused,
-                doubt=head,
-            ),
-            _moment(
-                "head",
-                stage,
-                held,
-                waiting,
-                head,
-                always + kept_made + gradients.head,
-                fused=recipe.fused,
-                doubt=head,
-            ),
-        ]
-    step: Any = held.copy
-    found.append(_moment("optimizer step", stage, held, 0, 0, always + step, fused=recipe.fused))
+        head = loss_bytes(ops, recipe, item(recipe))
+        lasting = always + (0 if plan.zero >= 2 else made)
+        found.append(sums.at("loss", waiting, logits, lasting, doubt=head))
+        found.append(sums.at("head", waiting, head, lasting + gradients.head, doubt=head))
+    found.append(sums.at("optimizer step", 0, 0, always + held.copy))
     return found
 
 
@@ -169,28 +147,44 @@ def in_flight(plan: Plan, stage: int, left: Kept) -> Num:
 # ---------------------------------------------------------------- moments
 
 
-def _moment(
-    moment: str, stage: int, held: States, activations: Any, logits: Any, buffers: Any,
-    *, fused: bool, doubt: Any = 0,
-) -> TrainingMemory:  # fmt: skip
-    states = held.weights + held.gradients + held.optimizer
-    total = states + activations + logits + buffers
-    c = constants()
-    reserved, context, own = c["reserved"], c["context"], c["allocated"]
-    share = own["activations" if fused else "activations_unfused"]
-    half = activations * share + doubt * own["logits"] + buffers * own["buffers"]
-    value = reserved["value"]
-    # What is not known of the tensors and of the allocator adds up as independent errors do.
-    above = ((half / total) ** 2 + (reserved["high"] / value - 1) ** 2) ** 0.5
-    below = ((half / total) ** 2 + (1 - reserved["low"] / value) ** 2) ** 0.5
-    return TrainingMemory(
-        total=total, low=total - half, high=total + half, weights=held.weights,
-        gradients=held.gradients, optimizer=held.optimizer, activations=activations, logits=logits,
-        buffers=buffers, moment=moment, stage=stage, reserved=total * value,
-        reserved_low=total * value * (1 - below), reserved_high=total * value * (1 + above),
-        needed_low=total * value * (1 - below) + context["low_bytes"],
-        needed_high=total * value * (1 + above) + context["high_bytes"],
-    )  # fmt: skip
+def _known(recipe: Recipe) -> str:
+    """How well the activations of some software are known: a key of ``data/memory.toml``."""
+    adapter = recipe.adapter
+    scaled = isinstance(adapter, Prompt) and adapter.scales
+    if adapter is not None and (adapter.packed or scaled):
+        return "activations_packed"
+    return "activations" if recipe.fused else "activations_unfused"
+
+
+class _Sums:
+    """Sums the parts of one stage at each moment, with the interval of the sum."""
+
+    def __init__(self, stage: int, held: States, plan: Plan, recipe: Recipe) -> None:
+        self.stage, self.held = stage, held
+        self.share = constants()["allocated"][_known(recipe)]
+        self.outside = [constants()["context"]]
+        if plan.n_gpu > 1:
+            self.outside.append(constants()["communicator"])
+
+    def at(
+        self, moment: str, activations: Any, logits: Any, buffers: Any, doubt: Any = 0
+    ) -> TrainingMemory:
+        held, own, reserved = self.held, constants()["allocated"], constants()["reserved"]
+        total: Any = held.total + activations + logits + buffers
+        half = activations * self.share + doubt * own["logits"] + buffers * own["buffers"]
+        value = reserved["value"]
+        # What is not known of the tensors and of the allocator adds up as independent errors do.
+        above = ((half / total) ** 2 + (reserved["high"] / value - 1) ** 2) ** 0.5
+        below = ((half / total) ** 2 + (1 - reserved["low"] / value) ** 2) ** 0.5
+        low, high = total * value * (1 - below), total * value * (1 + above)
+        return TrainingMemory(
+            total=total, low=total - half, high=total + half, weights=held.weights,
+            gradients=held.gradients, optimizer=held.optimizer, activations=activations,
+            logits=logits, buffers=buffers, moment=moment, stage=self.stage,
+            reserved=total * value, reserved_low=low, reserved_high=high,
+            needed_low=low + sum(o["low_bytes"] for o in self.outside),
+            needed_high=high + sum(o["high_bytes"] for o in self.outside),
+        )  # fmt: skip
 
 
 def _largest(found: list[TrainingMemory]) -> TrainingMemory:

@@ -96,7 +96,7 @@ def problems(spec: Spec, plan: Plan, cluster: Cluster, context: int) -> tuple[Pr
     if whole != cluster.n_gpu:
         found.append(Problem("gpus", f"tp × pp × dp × cp is {whole}, not {cluster.n_gpu}"))
     found += (Problem("tp", reason) for reason in tp_reasons(spec, plan.tp))
-    found += _context_problems(plan, context)
+    found += _context_problems(spec, plan, context)
     found += _expert_problems(spec, plan)
     found += _pipeline_problems(spec, plan)
     found += _sharing_problems(plan)
@@ -206,9 +206,11 @@ def kv_replication(n_kv_head: int, tp: int) -> KVShare:
 # ---------------------------------------------------------------- context and sequence
 
 
-def _context_problems(plan: Plan, context: int) -> Iterator[Problem]:
+def _context_problems(spec: Spec, plan: Plan, context: int) -> Iterator[Problem]:
     chunks = 2 * plan.cp
-    if plan.cp > 1 and context % chunks:
+    if plan.cp > 1 and plan.ulysses:
+        yield from _exchange_problems(spec, plan, context)
+    elif plan.cp > 1 and context % chunks:
         yield Problem(
             "cp", f"{context} tokens cannot be cut into the {chunks} chunks that CP {plan.cp} needs"
             " to balance causal attention",
@@ -218,6 +220,21 @@ def _context_problems(plan: Plan, context: int) -> Iterator[Problem]:
             "sequence_parallel", f"{context // plan.cp} tokens of a rank cannot be split over TP "
             f"{plan.tp} by sequence",
         )  # fmt: skip
+
+
+def _exchange_problems(spec: Spec, plan: Plan, context: int) -> Iterator[Problem]:
+    if context % plan.cp:
+        yield Problem("cp", f"{context} tokens cannot be split over CP {plan.cp}")
+    for module in _modules(spec):
+        if not isinstance(module, GroupedAttention):
+            continue
+        heads, kv = int(module.n_head) // plan.tp, max(1, int(module.n_kv_head) // plan.tp)
+        if plan.cp not in ulysses_degrees(heads, kv):
+            yield Problem(
+                "cp", f"{heads} heads and {kv} KV heads of a rank cannot be exchanged over CP "
+                f"{plan.cp}; it must be one of {ulysses_degrees(heads, kv)}",
+            )  # fmt: skip
+            return
 
 
 def ulysses_degrees(n_head: int, n_kv_head: int) -> list[int]:

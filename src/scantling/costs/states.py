@@ -26,6 +26,16 @@ class States(Struct, frozen=True):
     copy: Num
     """The optimizer's copy of the weights it works on, at the step."""
 
+    @property
+    def total(self) -> Num:
+        """Weights, gradients and optimizer."""
+        return self.weights + self.gradients + self.optimizer
+
+    @property
+    def at_step(self) -> Num:
+        """What is held while the optimizer works."""
+        return self.total + self.copy
+
 
 BLOCK_8BIT = 256
 """Elements of an 8-bit moment that share an fp32 scale."""
@@ -105,9 +115,9 @@ class _Sum:
             self.scales = self.scales + product(n, 8) / BLOCK_8BIT
 
     def shared(self, plan: Plan, recipe: Recipe, ranks: int) -> States:
-        offload = recipe.offload
+        offload, away = recipe.offload, recipe.offload_weights and plan.zero >= 3
         return States(
-            weights=_share(self.weights, ranks if plan.zero >= 3 else 1),
+            weights=0 if away else _share(self.weights, ranks if plan.zero >= 3 else 1),
             gradients=0 if offload else _share(self.gradients, ranks if plan.zero >= 2 else 1),
             optimizer=0 if offload else _share(self.moments, ranks if plan.zero >= 1 else 1),
             scales=_share(self.scales, ranks if plan.zero >= 1 else 1),

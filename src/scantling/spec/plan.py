@@ -23,6 +23,7 @@ class Plan(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         pp: Pipeline stages.
         dp: Data-parallel replicas.
         cp: Context-parallel degree: each rank holds context / cp tokens of a sequence.
+        ulysses: Whether context is split by an all-to-all between tokens and heads, not by a ring.
         ep: Expert-parallel degree.
         expert_tp: Tensor-parallel degree of the experts; None is that of the rest.
         virtual: Chunks of layers a stage holds (interleaved 1F1B); 1 is plain 1F1B.
@@ -47,6 +48,7 @@ class Plan(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     pp: int = 1
     dp: int = 1
     cp: int = 1
+    ulysses: bool = False
     ep: int = 1
     expert_tp: int | None = None
     virtual: int = 1
@@ -140,6 +142,8 @@ class Recipe(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         reduce: Dtype gradients travel in.
         attention: Its kernel.
         fused: Whether elementwise work is fused (compiled, or hand-written kernels).
+        fused_qkv: Whether one product makes queries, keys and values, of which the value stays a
+            slice.
         overlap: Whether communication runs beside compute where the schedule allows it.
         dropout: Whether dropout masks are kept.
         logits: Dtype of the logits that the loss reads.
@@ -150,6 +154,7 @@ class Recipe(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         sized_experts: Whether the host need not wait for how many tokens each expert gets: a fixed
             capacity, or kernels that read the counts themselves.
         offload: Whether optimizer states live on the host.
+        offload_weights: Whether shared weights live there too and come when they are gathered.
         bucket_elements: Elements of weights and gradients that software keeps in flight in buckets
             of its own; DeepSpeed's stage 3 keeps 1.55e9 by default.
         adapter: Fine-tuning by adapters on frozen weights; None trains every weight.
@@ -168,6 +173,7 @@ class Recipe(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     reduce: str = "bf16"
     attention: Attention = "flash3"
     fused: bool = True
+    fused_qkv: bool = False
     overlap: bool = True
     dropout: bool = False
     logits: str = "fp32"
@@ -176,5 +182,6 @@ class Recipe(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     foreach: bool = False
     sized_experts: bool = False
     offload: bool = False
+    offload_weights: bool = False
     bucket_elements: int = 0
     adapter: Adapter | Prompt | None = None

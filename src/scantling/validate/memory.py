@@ -84,8 +84,7 @@ def korthikanti(row: CsvRow) -> Scored:
     spec, plan, context = _paper(row)
     if row["technique"] == "any":
         ops = tuple(p for p in placed_operators(spec, plan, context) if p.layer)
-        held = states(ops, plan, PAPER)
-        value = held.weights + held.gradients + held.optimizer
+        value = states(ops, plan, PAPER).total
     else:
         sequence, recompute = TECHNIQUES[row["technique"]]
         plan = replace(plan, sequence_parallel=sequence, recompute=recompute)
@@ -129,7 +128,7 @@ def megatron_peak(row: CsvRow) -> Scored:
     spec = _model(row["model"], int(row["n_layers_kept"]))
     plan = Plan(
         tp=int(row["tp"]), pp=int(row["pp"]), dp=int(row["dp"]), cp=int(row["cp"]),
-        ep=int(row["ep"]), expert_tp=1 if int(row["ep"]) > 1 else None,
+        ulysses=True, ep=int(row["ep"]), expert_tp=1 if int(row["ep"]) > 1 else None,
         micro_batch=int(row["micro_batch"]), n_micro_batch=int(row["n_microbatches"]),
         vocab_multiple=128,
     )  # fmt: skip
@@ -234,6 +233,7 @@ def litgpt_memory(row: CsvRow) -> tuple[float, float, float, str]:
     )  # fmt: skip
     recipe = Recipe(
         gradients="bf16", master=None, moments="bf16", logits="bf16", fused=False,
+        fused_qkv=True,
         adapter=_adapter(spec, row, weights),
     )  # fmt: skip
     found = training_memory(spec, plan, recipe, int(row["longest_example_tokens"]))
