@@ -56,6 +56,10 @@ class Kept(Struct, frozen=True):
         """All that waits for the backward pass."""
         return self.layers + self.outside
 
+    def times(self, n: int) -> Kept:
+        """What so many sequences leave."""
+        return Kept(*(product(getattr(self, name), n) for name in self.__struct_fields__))
+
 
 @remembered(
     lambda ops, width, plan, recipe, rows: (

@@ -31,7 +31,7 @@ Verdict = Literal["fits", "fits only if", "does not fit"]
 Progress = Callable[[int, int], None]
 ALTERNATIVES = 12
 """Other splits that are kept beside the choice."""
-SLOWEST = 2.0
+SLOWEST = 1.5
 """A plan that takes longer than so many times the fastest is no answer, however little it holds."""
 
 
@@ -61,7 +61,7 @@ class Counts(Struct, frozen=True, kw_only=True):
     too_large: int
     """Their memory is above the chip's for certain, or they hold more than one that is."""
     slower: int
-    """Left out: one that fits is faster than they can be and holds no more, or is twice as fast."""
+    """Left out: one that fits is faster than they can be and holds no more, or is much faster."""
     timed: int
 
 
@@ -214,7 +214,7 @@ class Held:
         """Seconds from which on a split is no longer among the alternatives."""
 
     def beaten(self, seconds: float, size: float) -> bool:
-        """Whether a plan that fits is at least as fast and holds no more, or twice as fast."""
+        """Whether a plan that fits is at least as fast and holds no more, or much faster."""
         if self.stairs and seconds > SLOWEST * self.stairs[0][0]:
             return True
         return any(s <= seconds and b <= size for s, b in self.stairs)

@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from scantling.arith import Dim, Num, ceil_div, log2, maximum, minimum, product, round_up, wide
 from scantling.costs.kernels.time import Time, within
+from scantling.costs.remember import remembered
 from scantling.hardware import Chip
 from scantling.hardware.curve import interpolate
 
@@ -238,6 +239,7 @@ def spread(terms: Terms, errors: tuple[float, ...], widen: float) -> Num:
     return math.e ** (weighted / total * widen)  # type: ignore[no-any-return]
 
 
+@remembered(lambda chip, *given, **named: (id(chip), given, tuple(named.items())))
 def training_time(
     chip: Chip, dtype: str, shape: Shape, kernel: str, *, backward: bool = False, launches: Num = 1
 ) -> Time:
