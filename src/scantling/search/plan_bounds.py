@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from msgspec.structs import replace
+
+from scantling.costs.activations import kept
 from scantling.costs.adapters import packed_bytes
 from scantling.costs.count import parameters
 from scantling.costs.exposed import context_group, expert_group, sharing, tensor_group
 from scantling.costs.passes import one_pass
-from scantling.costs.ranks import placed_operators
+from scantling.costs.ranks import Placed, placed_operators
 from scantling.ops import tensors
 from scantling.search.plan_question import Question
 from scantling.search.plan_space import Split, recomputes
@@ -28,9 +31,9 @@ class Bounds:
 
         states       dense / (tp × pp) + routed / (ep × expert tp × pp), each × the bytes of what
                      ZeRO does not share, and the shared part over all ranks that share it
-        activations  the input of each layer for each micro-batch in flight, which every mode of
-                     recompute keeps: b × S / cp × D / tp × 2 bytes × L / pp × Σ min(k, m) / pp,
-                     over k = 1 … pp
+        activations  what the layer that keeps least keeps of a sequence × b × L / pp ×
+                     Σ min(k, m) / pp, over k = 1 … pp: earlier stages have more in flight and no
+                     fewer layers
 
     A step (``costs.train.assemble``) is at least, for a large micro-batch of so many tokens, whose
     kernels and messages are the most efficient ones, with t seconds a token of kernels at this TP
@@ -59,6 +62,7 @@ class Bounds:
             self.gradients = self.states = 0.0
         c = q.chip.constants.step
         self.beside = c.exposed_tensor if r.overlap else c.serial
+        self.kept: dict[tuple[int, int, int | None], dict[str, float]] = {}
         self.layers: dict[tuple[int, int], dict[str, float]] = {}
         self.experts: dict[tuple[int, int, int | None], float] = {}
 
@@ -115,8 +119,32 @@ class Bounds:
         there = (2 if zero == 3 else 1 if zero else 0) * gather + reduced
         return float(there) * (c.exposed if q.recipe.overlap else c.serial)
 
-    def least_bytes(self, s: Split, zero: int, micro_batch: Any, n_micro_batch: Any) -> Any:
-        """The bound of the memory, on numbers or arrays of micro-batches."""
+    def _layer_bytes(self, s: Split) -> dict[str, float]:
+        """What one sequence leaves in the layer that keeps least, by mode of recompute."""
+        key = s.tp, s.cp, s.expert_tp
+        if key not in self.kept:
+            q = self.q
+            whole = Plan(tp=s.tp, cp=s.cp, expert_tp=s.expert_tp, sequence_parallel=s.tp > 1)
+            placed = placed_operators(q.spec, whole, q.context)
+            rows = -(-q.context // s.cp)
+            kinds: dict[str, list[Placed]] = {}
+            for p in placed:
+                if p.layer:
+                    kinds.setdefault(p.layer, []).append(p)
+            self.kept[key] = {
+                mode: min(
+                    float(kept(tuple(ops), q.spec.d_model, replace(whole, recompute=mode),
+                               q.recipe, rows).layers / ops[0].op.times)
+                    for ops in kinds.values()
+                )
+                for mode in recomputes(q)
+            }  # fmt: skip
+        return self.kept[key]
+
+    def least_bytes(
+        self, s: Split, zero: int, micro_batch: Any, n_micro_batch: Any
+    ) -> dict[str, Any]:
+        """The bound of the memory by mode of recompute, on arrays of micro-batches."""
         import numpy as np
 
         q = self.q
@@ -128,9 +156,9 @@ class Bounds:
             + self.routed / (copies * s.pp) * self._each(zero, max(1, ranks * s.tp // copies))
         )  # fmt: skip
         n, m = s.pp, np.minimum(n_micro_batch, s.pp)
-        flying = m * (m + 1) / 2 + (n - m) * m
-        stream = micro_batch * (q.context / s.cp) * int(q.spec.d_model) / s.tp * 2.0
-        return states + stream * (int(q.spec.n_layer) / n) * (flying / n)
+        flying = (m * (m + 1) / 2 + (n - m) * m) / n
+        waiting = micro_batch * flying * (int(q.spec.n_layer) / n)
+        return {mode: states + size * waiting for mode, size in self._layer_bytes(s).items()}
 
     def _each(self, zero: int, ranks: int) -> float:
         """Bytes of a parameter on one rank."""

@@ -219,6 +219,10 @@ class Held:
             return True
         return any(s <= seconds and b <= size for s, b in self.stairs)
 
+    def over(self, seconds: float) -> bool:
+        """Whether no plan that takes so long is wanted, whatever it holds."""
+        return bool(self.stairs) and seconds > max(SLOWEST * self.stairs[0][0], self.enough)
+
     def unwanted(self, of: Split, seconds: float, size: float) -> bool:
         """Whether a plan can neither be on the front nor among the alternatives."""
         if not self.beaten(seconds, size):
@@ -274,15 +278,14 @@ def search(q: Question, found: list[Group], held: Held, progress: Progress | Non
         batches = np.array(g.batches, dtype=np.float64)
         counts = q.batch / g.split.dp / batches
         least = bounds.least_bytes(g.split, g.zero, batches, counts)
-        may = least <= q.chip.usable_bytes
-        held.too_large += int((~may).sum()) * len(modes)
-        if not may.any():
-            continue
-        floors = bounds.least_seconds(g.split, g.zero, batches[may], counts[may])
+        floor = bounds.least_seconds(g.split, g.zero, batches, counts)
         for j, mode in enumerate(modes):
-            floor = floors[mode]
-            rows.append(np.stack([floor, least[may], np.full(len(floor), i),
-                                  np.full(len(floor), j), np.flatnonzero(may)]))  # fmt: skip
+            may = least[mode] <= q.chip.usable_bytes
+            held.too_large += int((~may).sum())
+            rows.append(np.stack([
+                floor[mode][may], least[mode][may], np.full(int(may.sum()), i),
+                np.full(int(may.sum()), j), np.flatnonzero(may),
+            ]))  # fmt: skip
     table = np.concatenate(rows, axis=1) if rows else np.zeros((5, 0))
     table = table[:, np.lexsort((table[1], table[0]))]
     unfit: dict[tuple[int, int], int] = {}
@@ -290,6 +293,9 @@ def search(q: Question, found: list[Group], held: Held, progress: Progress | Non
     for n_done, (floor, least, i, j, k) in enumerate(table.T.tolist()):
         if progress is not None and n_done % 256 == 0:
             progress(n_done, table.shape[1])
+        if held.over(floor):
+            held.slower += table.shape[1] - n_done
+            break
         g, mode = found[int(i)], int(j)
         if held.unwanted(g.split, floor, least):
             held.slower += 1
@@ -298,22 +304,39 @@ def search(q: Question, found: list[Group], held: Held, progress: Progress | Non
             held.too_large += 1
             continue
         one = plan_of(q, g.split, g.zero, modes[mode], g.batches[int(k)])
-        seconds = times.seconds(one)
-        if held.unwanted(g.split, seconds, least):
-            held.slower += 1
-            continue
         memory = training_memory(q.spec, one, q.recipe, q.context)
+        size = float(memory.needed_high)
         if verdict(memory, q) == "does not fit":
             held.too_large += 1
+            first = _first_unfit(q, g, modes[mode], int(k))
             for other in range(len(modes)):
                 if other == mode or modes[mode] == "full":
                     known = unfit.get((int(i), other), len(g.batches))
-                    unfit[int(i), other] = min(known, int(k))
-        elif held.unwanted(g.split, seconds, float(memory.needed_high)):
+                    unfit[int(i), other] = min(known, first)
+        elif held.unwanted(g.split, floor, size) or held.unwanted(
+            g.split, times.seconds(one), size
+        ):
             held.slower += 1
         else:
             held.add(Trial(one, memory, training_step(q.spec, one, q.recipe, q.context, q.cluster,
                                                       q.convention)))  # fmt: skip
+
+
+def _first_unfit(q: Question, g: Group, mode: str, k: int) -> int:
+    """The first micro-batch of a group that does not fit, where the k-th does not."""
+
+    def fits(i: int) -> bool:
+        one = plan_of(q, g.split, g.zero, mode, g.batches[i])
+        memory = training_memory(q.spec, one, q.recipe, q.context)
+        return verdict(memory, q) != "does not fit"
+
+    if k == 0 or not fits(0):
+        return 0
+    low, high = 0, k
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return high
 
 
 class Times:
