@@ -6,8 +6,8 @@ Autograd keeps, of each operator, what its gradient needs:
     norm                     its input; written out in bf16, an fp32 copy of it (RMS) instead
     activation               its input: gate and up where gated; unfused, the activated gate too
     attention, flash         q, k, v, the output, and the log-sum-exp in fp32, 4 a s
-    attention, unfused       q, k, v, softmax 2 a s² (written out, 4 a s² more in fp32); with
-                             dropout its mask a s² and output 2 a s²
+    attention, unfused       q, k, v, softmax 2 a s²; with dropout its mask a s² and output 2 a s²;
+                             written out, 4 a s² more in fp32, and keys repeated for all heads
     dropout                  a mask of one byte an element
     residual sum, lookup     nothing
 
@@ -31,7 +31,6 @@ from msgspec import Struct
 from scantling.arith import Num, maximum, minimum, product
 from scantling.costs.ranks import Placed
 from scantling.costs.remember import remembered
-from scantling.spec import dtype_bytes
 from scantling.spec.plan import Adapter, Plan, Prompt, Recipe
 
 STREAM_NORMS = ("pre_norm", "final_norm")
@@ -126,7 +125,7 @@ def _idle_layers(recipe: Recipe) -> int:
 
 def item(recipe: Recipe) -> float:
     """Bytes of an activation: those of the weights' forward dtype, 16 bits beneath it."""
-    return max(2.0, dtype_bytes("fp32" if recipe.dtype == "fp32" else "bf16"))
+    return 4.0 if recipe.dtype == "fp32" else 2.0
 
 
 def stream_share(plan: Plan) -> int:
@@ -283,6 +282,9 @@ class _Fold:
             return left + self.saved
         if self.plan.recompute == "selective":
             return left
+        if not self.recipe.fused and op.cache is not None and op.cache.expanded is None:
+            whole, shared = product(op.m, heads, op.k), product(op.m, op.cache.per_token)
+            left = left + (whole - shared * self.plan.micro_batch) * self.b  # keys are repeated
         pairs = product(op.m, op.n, heads)
         upcast = 0 if self.recipe.fused else 4
         return left + pairs * (self.b + upcast + (1 + self.b if self.recipe.dropout else 0))
@@ -293,7 +295,7 @@ class _Fold:
         inputs = 2 * each if self.gated else each
         if self.gated and not self.recipe.fused:
             return inputs + each, inputs + each
-        return inputs, inputs
+        return inputs, each if self.recipe.in_place else inputs
 
 
 FUSED = {"q": ("qkv", "q", "q_up"), "k": ("qkv", "kv"), "v": ("qkv", "kv")}

@@ -445,8 +445,10 @@ def nearest_change(spec: Spec, field: str, degree: int) -> dict[str, int]:
         names = [f for f, _ in DIVIDED.get(type(module), ())]
         if isinstance(module, GroupedAttention):
             names = ["n_head"]
-        for name in names:
-            n = int(getattr(module, name))
+        sizes = [(name, int(getattr(module, name))) for name in names]
+        if isinstance(module, Experts) and module.shared is not None:
+            sizes.append(("d_shared", int(module.shared.d_shared)))
+        for name, n in sizes:
             if n % degree:
                 found[name] = near_multiple(n, degree)
         if isinstance(module, GroupedAttention):

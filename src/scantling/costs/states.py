@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from msgspec import Struct
 
 from scantling.arith import Num, product
+from scantling.costs.activations import item
 from scantling.costs.adapters import adapter_parameters, frozen_bytes
 from scantling.costs.ranks import Placed, expert_tp
 from scantling.costs.remember import remembered
@@ -57,23 +59,18 @@ def states(ops: tuple[Placed, ...], plan: Plan, recipe: Recipe) -> States:
         Muon         master + 1 moment for matrices of the layers, 2 for all else
         SGD          master + 0: no momentum
     """
-    dense: Any = _Sum()
-    expert: Any = _Sum()
-    adapter = recipe.adapter
+    dense, expert = _Count(), _Count()
     for placed in ops:
         for t in placed.op.tensors:
-            if t.alias:
-                continue
-            (expert if t.experts is not None else dense).add(t, placed, recipe)
-    if adapter is not None:
-        n = adapter_parameters(ops, adapter)
-        size = dtype_bytes(recipe.gradients)
-        dense.weights = dense.weights + n * dtype_bytes(recipe.dtype)
-        dense.gradients = n * size
-        dense.moments = product(n, 2 * dtype_bytes(recipe.moments))
-        dense.copied = n * dtype_bytes(recipe.dtype)
+            if not t.alias:
+                (expert if t.experts is not None else dense).add(t, placed, recipe)
+    held = [dense.bytes(recipe), expert.bytes(recipe)]
+    if recipe.adapter is not None:
+        n = adapter_parameters(ops, recipe.adapter)
+        held[0] = _plus(held[0], _adapter_states(n, recipe))
     return _plus(
-        dense.shared(plan, recipe, plan.zero_ranks), expert.shared(plan, recipe, expert_ranks(plan))
+        _shared(held[0], plan, recipe, plan.zero_ranks),
+        _shared(held[1], plan, recipe, expert_ranks(plan)),
     )
 
 
@@ -86,67 +83,95 @@ def expert_ranks(plan: Plan) -> int:
     return max(1, plan.zero_ranks * plan.tp // parts)
 
 
-class _Sum:
-    """Bytes of one group of tensors before they are shared."""
+class _Count:
+    """Elements of one group of tensors, by what is kept of them."""
 
     def __init__(self) -> None:
-        self.weights: Any = 0
-        self.gradients: Any = 0
-        self.moments: Any = 0
-        self.scales: Any = 0
-        self.copied: Any = 0
+        self.frozen: Any = 0
+        """Bytes, where weights are frozen."""
+        self.all: Any = 0
+        self.trained: Any = 0
+        self.matrices: Any = 0
+        """Trained elements of matrices in the layers."""
+        self.factors: Any = 0
+        """Elements of the rows and columns that stand for each trained tensor."""
 
     def add(self, t: Tensor, placed: Placed, recipe: Recipe) -> None:
+        """Count one tensor."""
         n: Any = t.size()
+        self.all = self.all + n
         if recipe.adapter is not None:
-            self.weights = self.weights + product(n, frozen_bytes(t, placed, recipe.adapter))
-            return
-        self.weights = self.weights + product(n, whole_bytes(dtype_bytes(recipe.weights)))
-        if t.buffer:
-            return
-        self.gradients = self.gradients + product(n, whole_bytes(dtype_bytes(recipe.gradients)))
-        self.copied = self.copied + product(n, whole_bytes(dtype_bytes(recipe.weights)))
-        if recipe.optimizer == "none":
-            return
+            self.frozen = self.frozen + product(n, frozen_bytes(t, placed, recipe.adapter))
+        elif not t.buffer and recipe.optimizer != "none":
+            self.trained = self.trained + n
+            if recipe.optimizer == "muon" and len(t.shape) >= 2 and placed.layer:
+                self.matrices = self.matrices + n
+            if recipe.optimizer == "adafactor":
+                self.factors = self.factors + _factors(t)
+
+    def bytes(self, recipe: Recipe) -> States:
+        """Bytes of the group before it is shared."""
+        if recipe.adapter is not None:
+            return States(self.frozen, 0, 0, 0, 0)
+        n, size = self.trained, size_of(recipe.moments)
+        moments: Any = 0
+        if recipe.optimizer == "adamw":
+            moments = product(n, 2 * size)
+        elif recipe.optimizer == "adamw8bit":
+            moments = product(n, 2)
+        elif recipe.optimizer == "muon":
+            moments = product(n, 2 * size) - product(self.matrices, size)
+        elif recipe.optimizer == "adafactor":
+            moments = product(self.factors, 4)
         if recipe.master:
-            self.moments = self.moments + product(n, whole_bytes(dtype_bytes(recipe.master)))
-        self.moments = self.moments + _moments(t, placed, recipe)
-        if recipe.optimizer == "adamw8bit":
-            self.scales = self.scales + product(n, 8) / BLOCK_8BIT
-
-    def shared(self, plan: Plan, recipe: Recipe, ranks: int) -> States:
-        offload, away = recipe.offload, recipe.offload_weights and plan.zero >= 3
+            moments = moments + product(n, size_of(recipe.master))
         return States(
-            weights=0 if away else _share(self.weights, ranks if plan.zero >= 3 else 1),
-            gradients=0 if offload else _share(self.gradients, ranks if plan.zero >= 2 else 1),
-            optimizer=0 if offload else _share(self.moments, ranks if plan.zero >= 1 else 1),
-            scales=_share(self.scales, ranks if plan.zero >= 1 else 1),
-            copy=_share(self.copied, ranks if plan.zero >= 1 else 1) if recipe.foreach else 0,
-        )
+            weights=product(self.all, size_of(recipe.weights)),
+            gradients=product(n, size_of(recipe.gradients)), optimizer=moments,
+            scales=n * 8 / BLOCK_8BIT if recipe.optimizer == "adamw8bit" else 0,
+            copy=product(n, size_of(recipe.weights)) if recipe.foreach else 0,
+        )  # fmt: skip
 
 
-def _moments(t: Tensor, placed: Placed, recipe: Recipe) -> Any:
-    """Bytes of the optimizer's own statistics of one tensor."""
+def _factors(t: Tensor) -> Any:
+    """Elements of a row and a column of each matrix of a tensor; a vector is kept whole."""
     n: Any = t.size()
-    size = whole_bytes(dtype_bytes(recipe.moments))
-    if recipe.optimizer == "adamw":
-        return product(n, 2 * size)
-    if recipe.optimizer == "adamw8bit":
-        return product(n, 2)
-    if recipe.optimizer == "muon":
-        matrix = len(t.shape) >= 2 and placed.layer
-        return product(n, size if matrix else 2 * size)
-    if recipe.optimizer == "adafactor":
-        if len(t.shape) < 2:
-            return product(n, 4)
-        rows: Any = t.shape[-2] + t.shape[-1]
-        return product(n, rows, 4) / product(t.shape[-2], t.shape[-1])
-    return 0
+    if len(t.shape) < 2:
+        return n
+    sides: Any = t.shape[-2] + t.shape[-1]
+    return product(n, sides) / product(t.shape[-2], t.shape[-1])
+
+
+def _adapter_states(n: Any, recipe: Recipe) -> States:
+    """What n parameters of an adapter add: they are kept in the dtype of the products."""
+    return States(
+        weights=n * item(recipe), gradients=n * size_of(recipe.gradients),
+        optimizer=product(n, 2 * size_of(recipe.moments)), scales=0,
+        copy=n * item(recipe) if recipe.foreach else 0,
+    )  # fmt: skip
+
+
+def _shared(held: States, plan: Plan, recipe: Recipe, ranks: int) -> States:
+    """A group's bytes divided among the ranks that share them, without what is on the host."""
+    one, two, three = (ranks if plan.zero >= stage else 1 for stage in (1, 2, 3))
+    away = recipe.offload_weights and plan.zero >= 3
+    return States(
+        weights=0 if away else _share(held.weights, three),
+        gradients=0 if recipe.offload else _share(held.gradients, two),
+        optimizer=0 if recipe.offload else _share(held.optimizer, one),
+        scales=_share(held.scales, one), copy=_share(held.copy, one),
+    )  # fmt: skip
 
 
 def whole_bytes(size: float) -> Any:
     """Bytes of an element as an int where it is one, so that counts stay exact."""
     return int(size) if float(size).is_integer() else size
+
+
+@functools.cache
+def size_of(dtype: str) -> Any:
+    """Bytes of an element of a dtype, an int where it is one."""
+    return whole_bytes(dtype_bytes(dtype))
 
 
 def _share(value: Any, ranks: int) -> Any:

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from scantling.costs.activations import kept
 from scantling.costs.adapters import packed_bytes
+from scantling.costs.buffers import constants
 from scantling.costs.count import parameters
 from scantling.costs.exposed import context_group, expert_group, sharing, tensor_group
 from scantling.costs.passes import one_pass
@@ -159,6 +160,13 @@ class Bounds:
         flying = (m * (m + 1) / 2 + (n - m) * m) / n
         waiting = micro_batch * flying * (int(q.spec.n_layer) / n)
         return {mode: states + size * waiting for mode, size in self._layer_bytes(s).items()}
+
+    def surely(self, least: Any) -> Any:
+        """What a chip must have so that as many bytes of tensors surely fit."""
+        c = constants()
+        outside = ["context", "communicator"] if self.q.cluster.n_gpu > 1 else ["context"]
+        reserved = float(c["reserved"]["high"])
+        return least * reserved + float(sum(c[name]["high_bytes"] for name in outside))
 
     def _each(self, zero: int, ranks: int) -> float:
         """Bytes of a parameter on one rank."""

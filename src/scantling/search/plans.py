@@ -283,7 +283,7 @@ def search(q: Question, found: list[Group], held: Held, progress: Progress | Non
             may = least[mode] <= q.chip.usable_bytes
             held.too_large += int((~may).sum())
             rows.append(np.stack([
-                floor[mode][may], least[mode][may], np.full(int(may.sum()), i),
+                floor[mode][may], bounds.surely(least[mode][may]), np.full(int(may.sum()), i),
                 np.full(int(may.sum()), j), np.flatnonzero(may),
             ]))  # fmt: skip
     table = np.concatenate(rows, axis=1) if rows else np.zeros((5, 0))
@@ -297,6 +297,9 @@ def search(q: Question, found: list[Group], held: Held, progress: Progress | Non
             held.slower += table.shape[1] - n_done
             break
         g, mode = found[int(i)], int(j)
+        if held.stairs and least > q.chip.usable_bytes:
+            held.too_large += 1
+            continue
         if held.unwanted(g.split, floor, least):
             held.slower += 1
             continue

@@ -142,6 +142,7 @@ class Recipe(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         reduce: Dtype gradients travel in.
         attention: Its kernel.
         fused: Whether elementwise work is fused (compiled, or hand-written kernels).
+        in_place: Whether the kernel of the activation writes its gradient over its input.
         fused_qkv: Whether one product makes queries, keys and values, of which the value stays a
             slice.
         overlap: Whether communication runs beside compute where the schedule allows it.
@@ -156,7 +157,7 @@ class Recipe(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         offload: Whether optimizer states live on the host.
         offload_weights: Whether shared weights live there too and come when they are gathered.
         bucket_elements: Elements of weights and gradients that software keeps in flight in buckets
-            of its own; DeepSpeed's stage 3 keeps 1.55e9 by default.
+            of its own, at 16 bits; see ``validate/memory.py`` for DeepSpeed's defaults.
         adapter: Fine-tuning by adapters on frozen weights; None trains every weight.
 
     Example:
@@ -173,6 +174,7 @@ class Recipe(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     reduce: str = "bf16"
     attention: Attention = "flash3"
     fused: bool = True
+    in_place: bool = False
     fused_qkv: bool = False
     overlap: bool = True
     dropout: bool = False
