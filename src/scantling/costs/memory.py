@@ -101,12 +101,14 @@ def stage_peaks(
 ) -> list[TrainingMemory]:
     """The moments of a stage that can be its peak.
 
-    All that a micro-batch leaves is so many times what one sequence leaves.
+    All that a micro-batch leaves is so many times what one sequence leaves, wherever its experts
+    are; and what a rank holds of the weights does not depend on the tokens it sees.
     """
     alone = replace(plan, micro_batch=1)
-    ops = placed_operators(spec, alone, context, stage)
-    held = states(placed_operators(spec, replace(alone, cp=1), context, stage), plan, recipe)
-    left = kept(ops, spec.d_model, alone, recipe, -(-context // plan.cp)).times(plan.micro_batch)
+    seen = placed_operators(spec, replace(alone, ep=1), context, stage)
+    ops = placed_operators(spec, replace(alone, cp=1), context, stage)
+    held = states(ops, plan, recipe)
+    left = kept(seen, spec.d_model, alone, recipe, -(-context // plan.cp)).times(plan.micro_batch)
     waiting = in_flight(plan, stage, left)
     again: Any = left.one_layer if plan.recompute in {"full", "products"} else 0
     gradients = gradient_buffers(ops, plan, recipe)
@@ -117,8 +119,8 @@ def stage_peaks(
     made, sums = gradients.layers, _Sums(stage, held, plan, recipe)
     found = [sums.at("backward", waiting + left.temporary + again, 0, always + made)]
     if stage == plan.pp - 1:
-        logits = plan.micro_batch * loss_bytes(ops, recipe, live_logits(recipe))
-        head = plan.micro_batch * loss_bytes(ops, recipe, item(recipe))
+        logits = plan.micro_batch * loss_bytes(seen, recipe, live_logits(recipe))
+        head = plan.micro_batch * loss_bytes(seen, recipe, item(recipe))
         lasting = always + (0 if plan.zero >= 2 else made)
         found.append(sums.at("loss", waiting, logits, lasting, doubt=head))
         found.append(sums.at("head", waiting, head, lasting + gradients.head, doubt=head))
