@@ -17,8 +17,10 @@ from scantling.validate.gemm import EXPERT_FIELDS, layer_of_experts
 FITTED = {
     "matmul": (0.05, 0.5, 0.8), "bandwidth_factor": (0.1, 0.8, 1.0), "launch_s": (1e-6, 2e-5, 2e-4),
     "sharpness": (1.1, 2.0, 8.0), "pad_rows": (0.1, 20.0, 200.0), "passes": (0.05, 2.0, 20.0),
+    "crooked": (1.0, 1.5, 4.0),
 }  # fmt: skip
 FIELDS = {"bfloat16": "experts", "fp8": "experts_fp8", "fp8_block": "experts_fp8_block"}
+GRAINS = (1, 64, 128)
 TAILS = (0.055, 0.945)
 
 
@@ -43,12 +45,13 @@ class Layers:
         return layer_of_experts(on, self.dtype, given, skewed=self.skewed[keep])
 
 
-def fit(tables, keeps=None):
+def fit(tables, keeps=None, grain=1):
     """One set of constants for tables together."""
     keeps = keeps or [slice(None)] * len(tables)
+    fixed = {"widen": 1.0, "grain": grain}
 
     def unpacked(x):
-        return {n: float(np.exp(v)) for n, v in zip(FITTED, x, strict=True)} | {"widen": 1.0}
+        return {n: float(np.exp(v)) for n, v in zip(FITTED, x, strict=True)} | fixed
 
     def residuals(x):
         found = unpacked(x)
@@ -65,13 +68,13 @@ def fit(tables, keeps=None):
     return unpacked(got.x)
 
 
-def left_out(tables):
+def left_out(tables, grain):
     """Seconds of every row by constants that have not seen its model."""
     values = [np.empty(len(t.seconds)) for t in tables]
     parts = folds(np.concatenate([t.group for t in tables]))
     ends = np.cumsum([len(t.seconds) for t in tables])[:-1]
     for out in (np.split(part, ends) for part in parts):
-        found = fit(tables, [~o for o in out])
+        found = fit(tables, [~o for o in out], grain)
         for t, value, o in zip(tables, values, out, strict=True):
             if o.any():
                 value[o] = t.time(found, o).value_s
@@ -80,7 +83,14 @@ def left_out(tables):
 
 def finished(name, tables):
     """Constants with the scale of residuals on models left out."""
-    found, values = fit(tables), left_out(tables)
+    tried = {grain: left_out(tables, grain) for grain in GRAINS}
+    seconds = np.concatenate([t.seconds for t in tables])
+    wrong = {g: np.mean(np.abs(np.concatenate(v) / seconds - 1)) for g, v in tried.items()}
+    grain = min(wrong, key=wrong.get)
+    print(
+        f"experts {name}: mean error by grain {', '.join(f'{g} {e:.1%}' for g, e in wrong.items())}"
+    )
+    found, values = fit(tables, None, grain), tried[grain]
     logs = np.concatenate([np.log(t.seconds / v) for t, v in zip(tables, values, strict=True)])
     rows = np.concatenate([t.rows for t in tables])
     times = [t.time(found) for t in tables]

@@ -222,7 +222,9 @@ def together(tables):
     errors = with_scale(tables, found, values)
     print("    widen", [round(w, 1) for w in widens])
     expected = {k: errors[k] for k in ("matmul_error", "small_error")}
-    return scaled, expected | {"widen": max(round(statistics.mean(widens), 1), 1.0)}
+    logs = [np.abs(np.log(t.seconds / v)) for t, v in zip(tables, values, strict=True)]
+    expected["least"] = float(np.mean([np.quantile(each, 0.8) for each in logs]))
+    return scaled, expected | {"widen": max(round(max(widens), 1), 1.0)}
 
 
 def gemm_lines(folder):
@@ -239,10 +241,8 @@ def gemm_lines(folder):
     for name, note in (("inherited", "inherited"), ("unseen", "unseen")):
         source = default if name == "unseen" else hopper
         assumed = {"kind": "assumed"}
-        yield from lines(name, {"widen": source["bf16"][1]["widen"]}
-                         | (source["bf16"][1] if name == "unseen" else {}), **assumed,
-                         note=NOTES[note])  # fmt: skip
-        yield from narrow(name, source["fp8"][1]["widen"])
+        yield from lines(name, source["bf16"][1], **assumed, note=NOTES[note])
+        yield from narrow(name, source["fp8"][1])
     families = {"9.0": {d: found[0] for d, found in hopper.items()}}
     families["8.0"] = {"bf16": chosen["a100-sxm-80gb", "bf16"]}
     families["10.0"] = {d: chosen["b200-sxm", d] for d in ("bf16", "fp8")}
@@ -262,15 +262,21 @@ def gemm_lines(folder):
         if dtype == "fp8":
             yield from derived(f"chip.{key}", found)
     for key in medians:
-        yield from lines(f"chip.{key}", {}, kind="assumed", note=NOTES["medians"], widen=1.3)
-        yield from narrow(f"chip.{key}", default["fp8"][1]["widen"])
-    yield from searched(chosen, default["fp8"][1]["widen"])
+        yield from lines(f"chip.{key}", {}, kind="assumed", note=NOTES["medians"],
+                         **kept(default["bf16"][1]))  # fmt: skip
+        yield from narrow(f"chip.{key}", default["fp8"][1])
+    yield from searched(chosen, default["bf16"][1], default["fp8"][1])
 
 
-def narrow(title, widen):
+def kept(expected):
+    """What widens an interval."""
+    return {k: expected[k] for k in ("widen", "least")}
+
+
+def narrow(title, expected):
     """Narrow precisions of a chip of which no product in them is known."""
     for dtype in ("fp8", "fp8_block", "fp4"):
-        yield from lines(f"{title}.{dtype}", {"widen": widen}, kind="assumed")
+        yield from lines(f"{title}.{dtype}", kept(expected), kind="assumed")
 
 
 def derived(title, fp8):
@@ -283,7 +289,7 @@ def derived(title, fp8):
                      note=NOTES["fp4"])  # fmt: skip
 
 
-def searched(chosen, widen):
+def searched(chosen, expected, expected_fp8):
     """Chips of which the best product found by search is known."""
     ratios = []
     for (key, dtype), found in chosen.items():
@@ -298,10 +304,10 @@ def searched(chosen, widen):
             share = best / one.rate("bf16")
             spread = max(abs(r / middle - 1) for r in ratios)
             note = NOTES["searched"].format(middle, share, ", ".join(f"{r:.2f}" for r in ratios))
-            yield from lines(f"chip.{key}", {"matmul": middle * share, "widen": 1.5},
+            yield from lines(f"chip.{key}", {"matmul": middle * share} | kept(expected),
                              kind="assumed", sources=("mleng-mamf", "aiconfigurator-gemm"),
                              matmul_error=0.06 + spread / 2, note=note)  # fmt: skip
-            yield from narrow(f"chip.{key}", widen)
+            yield from narrow(f"chip.{key}", expected_fp8)
 
 
 FP4 = 0.75

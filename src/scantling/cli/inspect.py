@@ -31,6 +31,8 @@ given_models = click.argument("models", nargs=-1, required=True, metavar="MODELâ
 @hardware
 @click.option("--set", "changes", multiple=True, metavar="FIELD=V", help="Change the model first.")
 @click.option("--why", metavar="FIELD", help="Explain one number.")
+@click.option("--alignment", "aligned", is_flag=True, help="What its widths cost on --gpu: each "
+              "product's roofline and tiles, better values nearby.")  # fmt: skip
 @click.option("--vary", "range_", metavar="FIELD=a:b:step", help="Repeat over a range.")
 @click.option("--hold", metavar="params|flops|time", help="With --vary: keep this equal.")
 @click.option("--plot", type=click.Path(path_type=Path), metavar="FILE", help="With --vary: the "
@@ -81,6 +83,8 @@ def _analyze_one(name: str, given: dict[str, Any], *, several: bool) -> None:
             answer["before"] = before.to_json()
         if reasons:
             answer["why"] = {given["why"]: reasons}
+        if given["aligned"]:
+            answer["alignment"] = _aligned(after, given)
         show_json(answer, lines=several)
         return
     from scantling.report import text
@@ -102,6 +106,17 @@ def _analyze_one(name: str, given: dict[str, Any], *, several: bool) -> None:
         text.print_compare(out, found)
         return
     text.print_analysis(out, after, before if given["changes"] else None)
+    if given["aligned"]:
+        from scantling.report.alignment_text import print_alignment
+
+        print_alignment(out, _aligned(after, given))
+
+
+def _aligned(a: Any, given: dict[str, Any]) -> dict[str, Any]:
+    from scantling.report.alignment import alignment
+
+    gpu = given["gpu"] or "h100-sxm"
+    return alignment(a.spec, gpu, a.workload.batch, a.workload.context, given["dtype"])
 
 
 def _limits(a: Any, given: dict[str, Any]) -> dict[str, Any]:

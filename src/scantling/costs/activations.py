@@ -62,7 +62,7 @@ class Kept(Struct, frozen=True):
 
 @remembered(
     lambda ops, width, plan, recipe, rows: (
-        id(ops), width, plan.tp, plan.cp, plan.expert_tp, plan.sequence_parallel,
+        id(ops), width, plan.tp, plan.cp, plan.expert_tp, plan.sequence_parallel, plan.ulysses,
         plan.recompute, plan.recompute_layers, recipe, rows,
     )
 )  # fmt: skip

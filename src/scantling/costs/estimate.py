@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
-from scantling.arith import Num
+import math
+
+from scantling.arith import Num, round_up
+from scantling.costs.count import flops
 from scantling.costs.time import total_time
-from scantling.costs.train import Estimate, training_step
+from scantling.costs.train import Estimate, step_time
 from scantling.hardware import Chip, cluster
 from scantling.ops import operators
-from scantling.spec import Spec, Workload
+from scantling.spec import (
+    Block,
+    Branch,
+    Dense,
+    GroupedAttention,
+    Layer,
+    Norm,
+    Rope,
+    Run,
+    Spec,
+    Stack,
+    Workload,
+)
 from scantling.spec.plan import Plan, Recipe
 
 DAY_S = 86_400
+REFERENCE_LAYERS, REFERENCE_WIDTH, REFERENCE_CONTEXT = 32, 4096, 4096
+"""A plain decoder in the middle of sizes, whose MFU stands for a chip where no shape is known."""
 TOKENS_PER_MICRO_BATCH = 32_768
 """Tokens of one chip's micro-batch, the middle of the systems behind the step constants."""
 NODE = 8
@@ -31,11 +48,32 @@ def training_time(spec: Spec, tokens: float, chip: Chip, n_gpu: int, context: in
         True
     """
     batch = max(1, TOKENS_PER_MICRO_BATCH // context)
-    node = NODE if n_gpu % NODE == 0 else 1 if n_gpu > NODE else n_gpu
+    node = NODE if n_gpu % NODE == 0 else math.gcd(n_gpu, NODE)
     plan = Plan(dp=n_gpu, zero=3, micro_batch=batch)
-    place = cluster(chip, n_gpu, node)
-    one = training_step(spec, plan, Recipe(dtype=dtype), context, place)
-    return one.step.times(tokens / one.tokens)
+    place = cluster(chip, n_gpu, n_gpu if n_gpu < NODE else node)
+    return step_time(spec, plan, Recipe(dtype=dtype), context, place).times(
+        tokens / (plan.global_batch * context)
+    )
+
+
+def reference_mfu(chip: Chip, n_gpu: int, dtype: str = "bf16") -> float:
+    """The share of a chip's peak that training a 7B Llama on it reaches, attention in full.
+
+    Example:
+        >>> from scantling.hardware import chip
+        >>> 0.3 < reference_mfu(chip("h100-sxm"), 64) < 0.6
+        True
+    """
+    width = REFERENCE_WIDTH
+    attention = GroupedAttention(width // 128, width // 128, 128, position=Rope())
+    blocks = (Block((Branch(attention),), pre=Norm()),
+              Block((Branch(Dense(round_up(8 * width // 3, 256))),), pre=Norm()))  # fmt: skip
+    stack = Stack((Layer("layer", blocks),), (Run(("layer",), REFERENCE_LAYERS),))
+    spec = Spec(d_model=width, vocab_size=32_000, decoder=stack)
+    tokens = 10**9
+    seconds = training_time(spec, tokens, chip, n_gpu, REFERENCE_CONTEXT, dtype).value_s
+    one = flops(spec, 1, REFERENCE_CONTEXT)
+    return float(one.train / one.tokens * tokens / (seconds * n_gpu * chip.rate(dtype)))
 
 
 def decode_time(spec: Spec, chip: Chip, batch: int = 1, context: int = 8192, dtype: str = "bf16",
@@ -58,4 +96,4 @@ def decode_time(spec: Spec, chip: Chip, batch: int = 1, context: int = 8192, dty
                     kernels_s / n_gpu * c.decode_high)  # fmt: skip
 
 
-__all__ = ["DAY_S", "Estimate", "decode_time", "training_time"]
+__all__ = ["DAY_S", "Estimate", "decode_time", "reference_mfu", "training_time"]

@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from scantling.arith import Dim, Num, maximum, product
 from scantling.costs.kernels import collective_time
+from scantling.costs.kernels.collective import Collective
 from scantling.costs.ranks import Placed, expert_tp
 from scantling.costs.remember import remembered
 from scantling.hardware import Cluster
@@ -33,11 +34,14 @@ class Traffic(Struct, frozen=True):
     """Weights of the layers gathered once from the ranks that share them."""
     reduce_s: Num
     """Gradients of the layers summed once, each rank keeping its share (or all of them)."""
+    apart: bool = False
+    """Whether the tensor group spans nodes: it hides by tiles that read a neighbour's memory,
+    which only the links inside a node allow."""
 
 
 def traffic(
     placed: Sequence[Placed], spec: Spec, plan: Plan, recipe: Recipe, cluster: Cluster,
-    context: int,
+    context: int, trained: Num = 1.0,
 ) -> Traffic:  # fmt: skip
     """The communication of one micro-batch and of one step.
 
@@ -50,6 +54,7 @@ def traffic(
         recipe: In what numbers.
         cluster: Where.
         context: Tokens of a sequence.
+        trained: Share of the weights that have gradients.
     """
     size = dtype_bytes("bf16")
     hidden = product(spec.d_model, plan.micro_batch * context / plan.cp) * size
@@ -61,7 +66,8 @@ def traffic(
     gather, reduced = sharing(placed, spec.n_layer, plan, recipe, cluster)
     return Traffic(
         tensor, again, context_group(placed, plan, cluster, context),
-        expert_group(placed, plan, cluster), pipeline, gather, reduced,
+        expert_group(placed, plan, cluster), pipeline, gather, reduced * trained,
+        plan.tp > cluster.node.n_gpu,
     )  # fmt: skip
 
 
@@ -86,7 +92,8 @@ def tensor_group(
         if p.split == "in" and p.op.part != "experts":
             regions = regions + p.op.times
     one = regions * _once("all_gather", hidden, plan.tp, 1, cluster)
-    return (4 + plan.sequence_parallel) * one, 2 * one
+    sent: Num = (4 + plan.sequence_parallel) * one
+    return sent, 2 * one
 
 
 @remembered(
@@ -102,7 +109,8 @@ def context_group(placed: Sequence[Placed], plan: Plan, cluster: Cluster, contex
     for p in placed:
         if p.op.kind == "attention" and p.op.cache is not None:
             kept = kept + product(p.op.cache.keys_and_values(context), plan.micro_batch)
-    return 3 * _once("all_gather", kept * dtype_bytes("bf16"), plan.cp, plan.tp, cluster)
+    once: Num = _once("all_gather", kept * dtype_bytes("bf16"), plan.cp, plan.tp, cluster)
+    return 3 * once
 
 
 @remembered(
@@ -137,7 +145,7 @@ def sharing(
     routed_ranks = max(1, ranks * plan.tp // (plan.ep * expert_tp(plan)))
     gather: Any = 0.0
     reduced: Any = 0.0
-    kind = "reduce_scatter" if plan.zero >= 1 else "all_reduce"
+    kind: Collective = "reduce_scatter" if plan.zero >= 1 else "all_reduce"
     groups = ((dense, ranks, plan.tp), (routed, routed_ranks, plan.ep * expert_tp(plan)))
     for weights, group, stride in groups:
         if isinstance(weights, int | float) and weights == 0:
@@ -174,20 +182,8 @@ def shown(sent_s: Num, beside_s: Num, exposed: float) -> Num:
     return found
 
 
-def _once(kind: Any, size: Num, ranks: int, stride: int, cluster: Cluster) -> Any:
-    """One collective, whose ranks in one node share its ways out where they are several.
-
-    Each of N nodes takes in (N - 1) / N of a gathered message; its g ranks of the group do so
-    side by side, so each passes that over g on its own way out.
-    """
-    here = max(1, cluster.node.n_gpu // stride)
-    nodes = -(-ranks // here)
-    if ranks == 1 or nodes == 1:
-        return collective_time(cluster, kind, size, ranks, stride).value_s
-    if kind == "all_to_all" or here == 1:
-        return collective_time(cluster, kind, size, ranks, stride).value_s
-    between = collective_time(cluster, kind, size / here, nodes, cluster.node.n_gpu).value_s
-    return maximum(between, collective_time(cluster, kind, size, here, stride).value_s)
+def _once(kind: Collective, size: Num, ranks: int, stride: int, cluster: Cluster) -> Any:
+    return collective_time(cluster, kind, size, ranks, stride).value_s
 
 
 __all__ = ["Traffic", "held", "shown", "traffic"]

@@ -12,7 +12,9 @@ from typing import Any
 from msgspec import Struct
 
 from scantling.arith import Num, product, wide
-from scantling.costs.kernels import gemm_time, grouped_time, stream_time, training_time
+from scantling.costs.kernels import grouped_time, stream_time, training_time
+from scantling.costs.kernels.gemm import gemm_s
+from scantling.costs.kernels.misaligned import misaligned
 from scantling.costs.ranks import Placed
 from scantling.costs.remember import remembered
 from scantling.costs.time import LIGHT, attention_shape, row_widths
@@ -21,7 +23,7 @@ from scantling.hardware.constants import StepConstants
 from scantling.hardware.constants.elementwise import Light
 from scantling.hardware.curve import interpolate
 from scantling.ops import Op
-from scantling.spec import Workload
+from scantling.spec import LatentAttention, Rope, Spec, Workload
 from scantling.spec.plan import Plan, Recipe
 from scantling.spec.workload import dtype_bytes
 
@@ -55,8 +57,8 @@ class Work:
             total.add(kind, value)
         return total
 
-    def seconds(self, c: StepConstants, recipe: Recipe) -> Num:
-        """What it takes inside a step: each kind times its factor, and the gaps between kernels."""
+    def taken(self, c: StepConstants, recipe: Recipe) -> dict[str, Num]:
+        """What each kind takes inside a step: its time alone, times its factor."""
         narrow = c.matmul_at(recipe.dtype)
         factors = {
             "matmul": c.matmul, "narrow": narrow, "experts": c.experts * c.matmul,
@@ -66,9 +68,13 @@ class Work:
             "cold": c.cold, "waits": c.wait_experts_s,
             "kernels": c.gap_fused_s if recipe.fused else c.gap_eager_s,
         }  # fmt: skip
+        return {kind: factors[kind] * value for kind, value in self.of.items()}
+
+    def seconds(self, c: StepConstants, recipe: Recipe) -> Num:
+        """What all of it takes inside a step."""
         total: Num = 0.0
-        for kind, value in self.of.items():
-            total = total + factors[kind] * value
+        for value in self.taken(c, recipe).values():
+            total = total + value
         return total
 
 
@@ -87,11 +93,13 @@ class Pass(Struct, frozen=True):
 
 
 @remembered(
-    lambda placed, plan, recipe, chip: (
-        id(placed), plan.tp, plan.cp, plan.micro_batch, recipe, id(chip)
+    lambda placed, plan, recipe, chip, *, turned=False: (
+        id(placed), plan.tp, plan.cp, plan.micro_batch, recipe, id(chip), turned
     )
 )  # fmt: skip
-def one_pass(placed: Iterable[Placed], plan: Plan, recipe: Recipe, chip: Chip) -> Pass:
+def one_pass(
+    placed: Iterable[Placed], plan: Plan, recipe: Recipe, chip: Chip, *, turned: bool = False
+) -> Pass:
     """Kernels of one micro-batch.
 
     Args:
@@ -99,13 +107,17 @@ def one_pass(placed: Iterable[Placed], plan: Plan, recipe: Recipe, chip: Chip) -
         plan: How they are split, which tells the sequences of a micro-batch.
         recipe: In what numbers, and by what kernels.
         chip: Where.
+        turned: Whether queries and keys are turned by their positions.
     """
     forward, backward, core, products, head, embedding = (Work() for _ in range(6))
     work = Workload("train", plan.micro_batch, dtype=wide_dtype(recipe))
+    gated = False
     for p in placed:
         op = p.op
+        if op.kind == "matmul":
+            gated = sum(len(t.shape) > 1 for t in op.tensors) > 1
         end = head if op.part == "lm_head" else embedding if op.kind == "lookup" else None
-        for kind, once, again in _kernels(op, work, recipe, chip):
+        for kind, once, again in _kernels(op, work, recipe, chip, turned=turned, gated=gated):
             (forward if end is None else end).add(kind, once)
             (backward if end is None else end).add(kind, again)
             if op.kind == "attention":
@@ -116,11 +128,11 @@ def one_pass(placed: Iterable[Placed], plan: Plan, recipe: Recipe, chip: Chip) -
 
 
 def _kernels(
-    op: Op, work: Workload, recipe: Recipe, chip: Chip
+    op: Op, work: Workload, recipe: Recipe, chip: Chip, *, turned: bool, gated: bool
 ) -> Iterator[tuple[str, Num, Num]]:
     """What one operator runs: kind of work, forward, backward."""
     if op.kind == "attention":
-        yield from _attention(op, work, recipe, chip)
+        yield from _attention(op, work, recipe, chip, turned=turned)
     elif op.kind == "scan":
         moved = product(op.elements, op.m, op.repeat) * dtype_bytes(work.dtype)
         once = stream_time(chip, work.dtype, op.flops("unpadded"), moved, 0).value_s
@@ -131,22 +143,22 @@ def _kernels(
     elif op.kind == "matmul":
         yield from _product(op, work, recipe, chip)
     else:
-        yield from _light(op, chip)
+        yield from _light(op, chip, gated=gated)
 
 
-def _product(
-    op: Op, work: Workload, recipe: Recipe, chip: Chip
-) -> Iterator[tuple[str, Num, Num]]:
-    """y = x W, with x (m × k), W (k × n), then dx = dy Wᵀ (m × n by n × k) and dW = xᵀ dy
-    (k × m by m × n).
+def _product(op: Op, work: Workload, recipe: Recipe, chip: Chip) -> Iterator[tuple[str, Num, Num]]:
+    """A product y = x W, with x (m × k) and W (k × n), and the two of its backward pass.
+
+    dx = dy Wᵀ is (m × n) by (n × k), dW = xᵀ dy is (k × m) by (m × n).
     """
     narrow = recipe.dtype in NARROW and op.part in NARROW_PARTS
     dtype = recipe.dtype if narrow else work.dtype
     launched = wide(op.times)
     groups = op.repeat / op.times
-    widths = row_widths(op)
+    factor = misaligned(chip, dtype, *{id(w): w for w in row_widths(op)}.values()).value
+    factor = factor * launched
     forward, inputs, weights = (
-        gemm_time(chip, dtype, m, n, k, groups, launched, widths=widths).value_s
+        factor * gemm_s(chip, dtype, m, n, k, groups)[1]
         for m, n, k in ((op.m, op.n, op.k), (op.m, op.k, op.n), (op.k, op.n, op.m))
     )
     if op.part == "lm_head":
@@ -154,13 +166,13 @@ def _product(
         yield "light", light / 2, light / 2
     cold = memory_s(chip, product(op.m, op.repeat, op.n + op.k) * dtype_bytes(work.dtype))
     yield "cold", cold, 2 * cold
+    if recipe.adapter is not None:  # frozen: no gradient of the weights, and that of adapters is
+        weights = 0.0  # a rank in width of it
     yield "narrow" if narrow else "matmul", forward, inputs + weights
     yield "kernels", launched, 2 * launched
 
 
-def _grouped(
-    op: Op, work: Workload, recipe: Recipe, chip: Chip
-) -> Iterator[tuple[str, Num, Num]]:
+def _grouped(op: Op, work: Workload, recipe: Recipe, chip: Chip) -> Iterator[tuple[str, Num, Num]]:
     """Routed experts: a token's rows are spread evenly over the experts a rank holds."""
     narrow = recipe.dtype in NARROW
     dtype = recipe.dtype if narrow else work.dtype
@@ -170,7 +182,8 @@ def _grouped(
     once = grouped_time(chip, dtype, rows, op.n, op.k, held, launched).value_s
     if not recipe.sized_experts:
         yield "waits", launched / 2, launched
-    yield "experts_narrow" if narrow else "experts", once, 2 * once
+    back = 1 if recipe.adapter is not None else 2
+    yield "experts_narrow" if narrow else "experts", once, back * once
     yield "kernels", launched, 2 * launched
 
 
@@ -198,11 +211,17 @@ def loss_bytes(recipe: Recipe) -> float:
 
 
 def _attention(
-    op: Op, work: Workload, recipe: Recipe, chip: Chip
+    op: Op, work: Workload, recipe: Recipe, chip: Chip, *, turned: bool
 ) -> Iterator[tuple[str, Num, Num]]:
-    """The core, by the generation of its kernel."""
+    """The core, by the generation of its kernel; queries and keys are turned before it."""
     shape = attention_shape(op, work)
     launched = wide(op.times)
+    if turned:  # each is read and written
+        heads: Any = shape.n_head + shape.n_kv_head
+        moved = product(op.m, work.batch, heads, shape.d_key, 2 * 2, op.times)
+        turning = memory_s(chip, moved, "rotary")
+        yield "light", turning, turning
+        yield "kernels", launched, launched
     once, again = (
         training_time(chip, work.dtype, shape, recipe.attention, backward=back,
                       launches=launched).value_s
@@ -216,14 +235,27 @@ def _attention(
     yield "kernels", few * launched, few * launched
 
 
-def _light(op: Op, chip: Chip) -> Iterator[tuple[str, Num, Num]]:
-    """Work that moves bytes: forward once, backward twice (the gradient comes in as well)."""
-    added = 3 if op.name.endswith(".residual") else 2  # reads two streams
-    moved = product(op.elements, op.m, op.repeat) * added
+def _light(op: Op, chip: Chip, *, gated: bool) -> Iterator[tuple[str, Num, Num]]:
+    """Work that moves bytes: forward once, backward twice (the gradient comes in as well).
+
+    A residual reads two streams and writes one; so does an activation with a gate.
+    """
+    two = op.name.endswith(".residual") or (gated and op.name.endswith("activation"))
+    moved = product(op.elements, op.m, op.repeat) * (3 if two else 2)
     once = memory_s(chip, moved, LIGHT.get(op.kind, "copy"))
     launched = wide(op.times)
     yield "light", once, 2 * once
     yield "kernels", launched, launched
 
 
-__all__ = ["NARROW", "Pass", "Work", "one_pass", "wide_dtype"]
+def rotary(spec: Spec) -> bool:
+    """Whether any attention turns queries and keys by their positions."""
+    modules = (
+        branch.module
+        for kind in spec.decoder.kinds for block in kind.blocks for branch in block.branches
+    )  # fmt: skip
+    return any(isinstance(getattr(m, "position", None), Rope) or isinstance(m, LatentAttention)
+               for m in modules)  # fmt: skip
+
+
+__all__ = ["NARROW", "Pass", "Work", "memory_s", "one_pass", "rotary", "wide_dtype"]

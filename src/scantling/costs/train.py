@@ -10,9 +10,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from scantling.arith import Dim, Num, product
+from scantling.costs.adapters import adapter_parameters
 from scantling.costs.count import Convention, forward_flops
 from scantling.costs.exposed import Traffic, held, shown, traffic
-from scantling.costs.passes import NARROW, Pass, memory_s, one_pass
+from scantling.costs.passes import Pass, memory_s, one_pass, rotary
 from scantling.costs.pipeline import schedule
 from scantling.costs.ranks import placed_operators
 from scantling.hardware import Cluster
@@ -88,17 +89,22 @@ def terms(spec: Spec, plan: Plan, recipe: Recipe, context: int, cluster: Cluster
     dense, routed = held(placed, plan)
     owned: Any = (dense + routed) / (plan.zero_ranks if plan.zero >= 1 else 1)
     master = dtype_bytes(recipe.master) if recipe.master else 0.0
+    weights = (dense + routed) * plan.pp
+    trained: Num = 1.0
+    if recipe.adapter is not None:
+        trained = adapter_parameters(placed, recipe.adapter) / weights
     each = 2 * dtype_bytes(recipe.gradients) + 2 * master + dtype_bytes(recipe.weights)
     if recipe.optimizer not in {"sgd", "none"}:
         each = each + 4 * dtype_bytes(recipe.moments)
-    moved = owned * each
+    moved = owned * each * trained
     on_chip = memory_s(cluster.chip, moved)
-    whole = (dense + routed) * plan.pp
-    handled = memory_s(cluster.chip, whole * handled_bytes(plan, recipe))
+    handled = weights * trained * handled_bytes(plan, recipe)
+    if recipe.adapter is not None and recipe.adapter.packed:
+        handled = handled + weights * UNPACKED_BYTES
     return Terms(
-        one_pass(placed, plan, recipe, cluster.chip),
-        traffic(placed, spec, plan, recipe, cluster, context),
-        handled, 0.0 if recipe.offload else on_chip,
+        one_pass(placed, plan, recipe, cluster.chip, turned=rotary(spec)),
+        traffic(placed, spec, plan, recipe, cluster, context, trained),
+        memory_s(cluster.chip, handled), 0.0 if recipe.offload else on_chip,
         moved if recipe.offload else 0.0, spec.n_layer, mtp_passes,
     )  # fmt: skip
 
@@ -138,7 +144,8 @@ def assemble(t: Terms, plan: Plan, recipe: Recipe, c: StepConstants) -> Parts:
         head = head * (1 + t.mtp_passes) + layers * (t.mtp_passes / n_layer)
     tensor = sent.tensor_s + (sent.tensor_again_s if plan.recompute == "full" else 0.0)
     beside = c.exposed_tensor if recipe.overlap else c.serial
-    inside = beside * (tensor + sent.context_s + sent.expert_s)
+    inside = beside * (sent.context_s + sent.expert_s)
+    inside = inside + (c.serial if sent.apart else beside) * tensor
     inside = inside + 2 * plan.virtual * beside * sent.pipeline_s
     m = plan.n_micro_batch
     sharing: Num = 0.0
@@ -160,6 +167,10 @@ def assemble(t: Terms, plan: Plan, recipe: Recipe, c: StepConstants) -> Parts:
                  optimizer)  # fmt: skip
 
 
+UNPACKED_BYTES = 2 * (0.5 + 2)
+"""Bytes that making 16-bit copies of 4-bit weights moves, once forward and once backward."""
+
+
 def handled_bytes(plan: Plan, recipe: Recipe) -> float:
     """Bytes moved for each weight's gradient of a micro-batch.
 
@@ -173,16 +184,46 @@ def handled_bytes(plan: Plan, recipe: Recipe) -> float:
     return cast + 2 * sent
 
 
-def spread(plan: Plan, recipe: Recipe, c: StepConstants, *, experts: bool) -> float:
-    """The factor between a step and either end of its 90 % interval."""
-    squares = c.error**2
-    if plan.tp * plan.pp * plan.cp > 1:
-        squares += c.error_split**2
-    if experts:
-        squares += c.error_experts**2
-    if recipe.dtype in NARROW:
-        squares += c.error_narrow**2
-    return math.exp(c.widen * math.sqrt(squares))
+ERRORS = {
+    "narrow": "error_narrow", "experts": "error_experts", "experts_narrow": "error_experts",
+    "scan": "error_experts", "waits": "error_experts", "attention": "error_attention",
+    "light": "error_light", "cold": "error_light", "kernels": "error_light",
+}  # fmt: skip
+"""Which error each kind of work has beside that of the whole step."""
+
+
+def concerned(
+    t: Terms, parts: Parts, plan: Plan, recipe: Recipe, c: StepConstants
+) -> dict[str, Num]:
+    """Shares of a step by the error that concerns them."""
+    one = t.one
+    taken: dict[str, Num] = {}
+    for work in (one.forward, one.backward, one.head, one.embedding):
+        for kind, value in work.taken(c, recipe).items():
+            if kind in ERRORS:
+                taken[ERRORS[kind]] = taken.get(ERRORS[kind], 0.0) + value
+    step = parts.step_s
+    found = {name: value * (plan.n_micro_batch / plan.pp) / step for name, value in taken.items()}
+    if plan.ep > 1:
+        sent = t.sent.expert_s * (plan.n_micro_batch / plan.pp) / step
+        found["error_experts"] = found.get("error_experts", 0.0) + sent
+    found["error_sent"] = parts.communication_s / step
+    found["error_bubble"] = parts.bubble_s / step
+    if plan.tp * plan.pp > 1:
+        found["error_split"] = parts.compute_s / step
+    return found
+
+
+def spread(t: Terms, parts: Parts, plan: Plan, recipe: Recipe, c: StepConstants) -> Num:
+    """The factor between a step and either end of its 90 % interval.
+
+    Errors of parts are independent of each other, so their logarithms add up in squares.
+    """
+    squares: Num = c.error**2
+    for name, share in concerned(t, parts, plan, recipe, c).items():
+        squares = squares + (getattr(c, name) * share) ** 2
+    wide: Num = math.e ** (c.widen * squares**0.5)
+    return wide
 
 
 def training_step(
@@ -210,19 +251,41 @@ def training_step(
     """
     work = Workload("prefill", plan.micro_batch, context)
     ops = operators(spec, work)
-    c = cluster.chip.constants.step
-    parts = assemble(terms(spec, plan, recipe, context, cluster, mtp_passes), plan, recipe, c)
+    step, parts = timed(spec, plan, recipe, context, cluster, mtp_passes)
     tokens = plan.global_batch * context
     forward: Any = forward_flops(ops, convention)
     flops = product(forward, 3 * plan.n_micro_batch * plan.dp)
     rate = cluster.chip.rate(rate_dtype(recipe)) * cluster.n_gpu
-    value = parts.step_s
-    wide = spread(plan, recipe, c, experts=any(op.part == "experts" for op in ops))
-    step = Estimate(value, value / wide, value * wide)
     mfu = _share(flops, rate, step)
     hfu = _share(flops * _again(plan, ops, spec, convention), rate, step)
     return Step(step, parts.compute_s, parts.recompute_s, parts.bubble_s, parts.communication_s,
                 parts.optimizer_s, tokens, flops, mfu, hfu, convention)  # fmt: skip
+
+
+def timed(
+    spec: Spec, plan: Plan, recipe: Recipe, context: int, cluster: Cluster, mtp_passes: int = 0
+) -> tuple[Estimate, Parts]:
+    """The time of one step with its interval, and what it waits for."""
+    c = cluster.chip.constants.step
+    made = terms(spec, plan, recipe, context, cluster, mtp_passes)
+    parts = assemble(made, plan, recipe, c)
+    value, wide = parts.step_s, spread(made, parts, plan, recipe, c)
+    return Estimate(value, value / wide, value * wide), parts
+
+
+def step_time(
+    spec: Spec, plan: Plan, recipe: Recipe, context: int, cluster: Cluster, mtp_passes: int = 0
+) -> Estimate:
+    """The time of one step alone: ``training_step`` less its FLOPs, for a search over shapes.
+
+    Example:
+        >>> from scantling import catalog
+        >>> from scantling.hardware import cluster
+        >>> spec, eight = catalog.model("llama-3.1-8b"), cluster("h100")
+        >>> step_time(spec, Plan(dp=8, zero=3), Recipe(), 8192, eight).value_s < 2
+        True
+    """
+    return timed(spec, plan, recipe, context, cluster, mtp_passes)[0]
 
 
 def rate_dtype(recipe: Recipe) -> str:
@@ -246,15 +309,28 @@ def _again(plan: Plan, ops: tuple[Op, ...], spec: Spec, convention: Convention) 
         return 1.0
     whole = forward_flops(ops, convention)
     kept: dict[str, Callable[[Op], bool]]
-    kept = {"full": lambda op: op.part != "lm_head", "selective": lambda op: op.kind == "attention",
-            "products": lambda op: op.kind == "matmul" and op.part != "lm_head"}
+    kept = {
+        "full": lambda op: op.part != "lm_head",
+        "selective": lambda op: op.kind == "attention",
+        "products": lambda op: op.kind == "matmul" and op.part != "lm_head",
+    }
     counted = "causal" if convention == "causal" else "full"
     part: Any = sum((op.flops(counted) for op in ops if kept[plan.recompute](op)), start=0)
     if plan.recompute == "products":
         part = part / 2
     if plan.recompute == "full" and plan.recompute_layers is not None:
         part = part * (plan.recompute_layers * plan.pp / spec.n_layer)
-    return 1 + part / (3 * whole)
+    return 1.0 + part / (3 * whole)  # type: ignore[no-any-return]
 
 
-__all__ = ["Estimate", "Parts", "Step", "Terms", "assemble", "rate_dtype", "terms", "training_step"]
+__all__ = [
+    "Estimate",
+    "Parts",
+    "Step",
+    "Terms",
+    "assemble",
+    "rate_dtype",
+    "step_time",
+    "terms",
+    "training_step",
+]

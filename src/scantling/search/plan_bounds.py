@@ -11,7 +11,7 @@ from scantling.costs.adapters import packed_bytes
 from scantling.costs.buffers import constants
 from scantling.costs.count import parameters
 from scantling.costs.exposed import context_group, expert_group, sharing, tensor_group
-from scantling.costs.passes import one_pass
+from scantling.costs.passes import one_pass, rotary
 from scantling.costs.ranks import Placed, placed_operators
 from scantling.ops import tensors
 from scantling.search.plan_question import Question
@@ -76,7 +76,7 @@ class Bounds:
             alone = Plan(tp=tp, cp=cp, dp=q.cluster.n_gpu // tp // cp, micro_batch=batch,
                          sequence_parallel=tp > 1)  # fmt: skip
             placed = placed_operators(q.spec, alone, q.context)
-            one = one_pass(placed, alone, q.recipe, q.chip)
+            one = one_pass(placed, alone, q.recipe, q.chip, turned=rotary(q.spec))
             forward = float(one.forward.seconds(c, q.recipe))
             once = sum(
                 float(work.seconds(c, q.recipe)) for work in (one.backward, one.head, one.embedding)
@@ -85,7 +85,9 @@ class Bounds:
                 once = once / 2
             again = {"full": forward, "selective": float(one.core.seconds(c, q.recipe))}
             hidden = int(q.spec.d_model) * batch * q.context / cp * dtype_bytes("bf16")
-            sent, _ = tensor_group(placed, hidden, alone, q.cluster)
+            sent = tensor_group(placed, hidden, alone, q.cluster)[0]
+            if tp > q.cluster.node.n_gpu:
+                sent = sent * c.serial / self.beside
             sent = sent + context_group(placed, alone, q.cluster, q.context)
             each = MARGIN / (batch * q.context)
             found = {mode: (forward + once + again.get(mode, 0.0)) * each
@@ -117,6 +119,8 @@ class Bounds:
         whole = Plan(tp=s.tp, ep=s.ep, expert_tp=s.expert_tp, sequence_parallel=s.tp > 1)
         placed = placed_operators(q.spec, whole, q.context)
         gather, reduced = sharing(placed, q.spec.n_layer, plan, q.recipe, q.cluster)
+        if q.recipe.adapter is not None:  # of the adapters alone, which is next to nothing
+            reduced = 0.0
         there = (2 if zero == 3 else 1 if zero else 0) * gather + reduced
         return float(there) * (c.exposed if q.recipe.overlap else c.serial)
 

@@ -4,18 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from scantling import catalog
-from scantling.costs.estimate import DAY_S
-from scantling.costs.train import training_step
+from scantling.costs.estimate import DAY_S, reference_mfu
 from scantling.errors import FieldError
-from scantling.hardware import Chip, cluster
+from scantling.hardware import Chip
 from scantling.laws import Features, law
-from scantling.spec.plan import Plan, Recipe
 
 REFERENCE_ASPECT = 64
 """D/L of the shape that stands for a size; the law's valley is flat around it."""
-REFERENCE_MODEL = "llama-3.1-8b"
-"""Whose MFU stands for that of a size."""
 DECADES = (5, 14)
 STEPS = 40
 """Sizes tried for a decade of body parameters."""
@@ -24,13 +19,9 @@ STEPS = 40
 def flops_of(days: float, chip: Chip, n_gpu: int, dtype: str) -> int:
     """Training FLOPs that so many days on so many chips allow, attention in full.
 
-    Days × chips × peak × the MFU of a dense 8 B model, each chip with all of a step's work of its
-    own: shapes of one class differ by less than the interval of any of them.
+    Days × chips × peak × the MFU that a 7B reaches there.
     """
-    spec = catalog.model(REFERENCE_MODEL)
-    step = training_step(spec, Plan(micro_batch=4), Recipe(dtype=dtype), 8192, cluster(chip, 1),
-                         "full")  # fmt: skip
-    return int(days * DAY_S * n_gpu * chip.rate(dtype) * float(step.mfu.value_s))
+    return int(days * DAY_S * n_gpu * chip.rate(dtype) * reference_mfu(chip, n_gpu, dtype))
 
 
 def size_of(

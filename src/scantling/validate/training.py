@@ -1,336 +1,104 @@
-"""Runs behind the tables of training steps: what each row says of model, plan, software, place.
-
-What a table does not print (its notes name it) is written here once for the whole table, with the
-reason: the software of a year, never a constant fitted to it.
-"""
+"""Tables of training steps: predictions of what each row measured."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
-from msgspec import Struct
-from msgspec.structs import replace
-
-from scantling import catalog
-from scantling.costs.count import Convention, forward_flops
-from scantling.costs.train import Step, training_step
-from scantling.formats import hf
-from scantling.hardware import Chip, Cluster, chip, cluster
-from scantling.ops import operators
-from scantling.spec import Spec, Workload, vary
-from scantling.spec.plan import Plan, Recipe
-from scantling.validate.table import CsvRow, NotScoredError
+from scantling.costs.count import parameters
+from scantling.costs.train import Estimate
+from scantling.validate.runs import RUNS, Run, flops_a_chip
+from scantling.validate.table import CsvRow, NotScoredError, Scored, reads
 
 
-class Run(Struct, frozen=True, kw_only=True):
-    """One training run: everything a step's time depends on."""
-
-    spec: Spec
-    plan: Plan
-    recipe: Recipe
-    cluster: Cluster
-    context: int
-    group: str
-    convention: Convention = "causal"
-    mtp_passes: int = 0
-
-    def step(self) -> Step:
-        """Its predicted step."""
-        return training_step(self.spec, self.plan, self.recipe, self.context, self.cluster,
-                             self.convention, self.mtp_passes)  # fmt: skip
-
-    @property
-    def tokens_a_chip(self) -> float:
-        """Tokens of a step for each chip."""
-        return self.plan.global_batch * self.context / self.cluster.n_gpu
-
-
-RUNS: dict[str, Callable[[CsvRow], Run]] = {}
-"""Which run a row is of, by table."""
-
-
-def runs(table: str) -> Callable[[Callable[[CsvRow], Run]], Callable[[CsvRow], Run]]:
-    """Register what a table's rows are."""
-
-    def register(read: Callable[[CsvRow], Run]) -> Callable[[CsvRow], Run]:
-        RUNS[table] = read
-        return read
-
-    return register
-
-
-HEAD_WIDTH = 128
-"""Where a table prints no heads: what models of those years had, a power of two by rule."""
-
-
-def decoder(row: CsvRow, *, tied: bool = True) -> Spec:
-    """A GPT of a row's widths: learned positions, biases, a plain feed-forward of its width."""
-    width, heads = int(row["d_model"]), row["n_heads"]
-    return hf.read({
-        "model_type": "gpt2", "n_embd": width, "n_layer": int(row["n_layers"]),
-        "n_head": int(heads) if heads else width // HEAD_WIDTH, "n_inner": int(row["ffn_dim"]),
-        "vocab_size": int(row["vocab_size"]), "n_positions": int(row["seq_len"]),
-        "tie_word_embeddings": tied,
-    }).spec  # fmt: skip
-
-
-def number(row: CsvRow, name: str, default: int = 1) -> int:
-    """A whole number of a row, or a default where the cell is empty."""
-    text = row.get(name) or ""
-    return int(float(text)) if text else default
-
-
-MPT_CHIPS = {"h100_80gb": "h100-sxm", "a100_80gb": "a100-sxm-80gb", "a100_40gb": "a100-sxm-40gb"}
-MPT_NET = {"h100_80gb": "400Gb"}
-"""The A100 rows state 1600 Gb/s a node; the H100 rows state nothing, eight 400 Gb/s ports are
-what such nodes have."""
-
-
-@runs("train_mpt_llmfoundry.csv")
-def mpt(row: CsvRow) -> Run:
-    """PyTorch FSDP, eager, first FlashAttention; ``PURE`` reduces in BF16, ``DEFAULT`` in FP32.
-
-    One row is ruled out by the table's notes: 45.4 % between neighbours at 55.4 and 55.7 %.
-    """
-    gpu, n_gpu, context = row["gpu"], int(row["n_gpus"]), int(row["seq_len"])
-    if (row["model"], gpu, n_gpu, context) == ("MPT-1b", "a100_40gb", 32, 2048):
-        reason = "outlier named by the table's notes: 45.4 % MFU between 55.4 and 55.7 %"
-        raise NotScoredError(reason, excluded=True)
-    plan = Plan(
-        dp=n_gpu, zero=3 if row["fsdp_sharding"] == "FULL_SHARD" else 2,
-        micro_batch=int(row["micro_batch"]), n_micro_batch=int(row["grad_accum"]),
-        recompute="full" if row["activation_checkpointing"] == "True" else "none",
-    )  # fmt: skip
-    recipe = Recipe(
-        dtype="fp8" if row["precision"] == "amp_fp8" else "bf16", attention="flash", fused=False,
-        reduce="bf16" if row["fsdp_mixed_precision"] == "PURE" else "fp32",
-    )  # fmt: skip
-    place = cluster(MPT_CHIPS[gpu], n_gpu, 8, MPT_NET.get(gpu, "200Gb"))
-    return Run(spec=decoder(row), plan=plan, recipe=recipe, cluster=place, context=context,
-               group=row["model"], convention="full")  # fmt: skip
-
-
-def largest_divisor(n: int, most: int) -> int:
-    """The largest divisor of a number that is at most another."""
-    return max(d for d in range(1, most + 1) if n % d == 0)
-
-
-@runs("train_megatron_weak_scaling.csv")
-def megatron(row: CsvRow) -> Run:
-    """Megatron-LM. 2021: unfused attention, fused elementwise work, nothing overlapped, FP16.
-    2024 (BF16): sequence parallel, fused attention, distributed optimizer, all overlapped.
-
-    Micro-batches and interleaving are not printed. Taken: micro-batches of up to 4 without a
-    pipeline, of 1 with one; chunks of as many as 4 to a stage.
-    """
-    n_gpu, tp, pp = int(row["n_gpus"]), int(row["tp"]), int(row["pp"])
-    dp = n_gpu // (tp * pp)
-    each, layers = int(row["global_batch"]) // dp, int(row["n_layers"])
-    modern = row["precision"] == "bf16"
-    micro = 1 if pp > 1 else largest_divisor(each, 4)
-    chunks = largest_divisor(layers // pp, 4) if pp > 1 and layers % pp == 0 else 1
-    plan = Plan(
-        tp=tp, pp=pp, dp=dp, virtual=chunks, zero=1 if modern else 0, sequence_parallel=modern,
-        micro_batch=micro, n_micro_batch=each // micro,
-        recompute="full" if row["recompute"].startswith("full") else "none", vocab_multiple=128,
-    )  # fmt: skip
-    recipe = Recipe(
-        dtype=row["precision"], weights=row["precision"], reduce=row["precision"],
-        attention="flash3" if modern else "unfused", overlap=modern, dropout=not modern,
-    )  # fmt: skip
-    place = cluster(row["gpu"], n_gpu, 8, "400Gb" if modern else "200Gb")
-    return Run(spec=decoder(row, tied=not modern), plan=plan, recipe=recipe, cluster=place,
-               context=int(row["seq_len"]), group=row["gpu"] + row["params_B"],
-               convention="full")  # fmt: skip
-
-
-@runs("train_korthikanti2022_itertime.csv")
-def korthikanti(row: CsvRow) -> Run:
-    """Megatron-LM of 2022: unfused attention, fused elementwise work, nothing overlapped."""
-    n_gpu, dp = int(row["n_gpus"]), int(row["dp"])
-    micro = int(row["micro_batch"])
-    plan = Plan(
-        tp=int(row["tp"]), pp=int(row["pp"]), dp=dp, virtual=number(row, "vp"), zero=0,
-        sequence_parallel=row["sequence_parallel"] == "True", micro_batch=micro,
-        n_micro_batch=int(row["global_batch"]) // (dp * micro),
-        recompute="full" if row["recompute"] == "full" else "selective", vocab_multiple=128,
-    )  # fmt: skip
-    recipe = Recipe(dtype="fp16", weights="fp16", reduce="fp16", attention="unfused",
-                    overlap=False, dropout=True)  # fmt: skip
-    return Run(spec=decoder(row), plan=plan, recipe=recipe,
-               cluster=cluster(row["gpu"], n_gpu, 8, "200Gb"), context=int(row["seq_len"]),
-               group=row["model"], convention="full")  # fmt: skip
-
-
-PRECISIONS = {
-    "BF16": "bf16", "FP8": "fp8", "FP8-CS": "fp8", "FP8-MX": "mxfp8", "MXFP8": "mxfp8",
-    "NVFP4": "nvfp4", "FP8-SC": "fp8-block",
-}  # fmt: skip
-SIZED_SINCE = "26.06"
-DOMAIN = {"NVLink5 (72-GPU domain)": 64}
-"""Chips of a node where the link says so: 64 of 72 are used, so that groups divide."""
-
-
-def bridge_precision(text: str, hardware: Chip) -> str:
-    """FP8 of the first release states no scales: one a tensor, its alternative one a block."""
-    if text in PRECISIONS:
-        return PRECISIONS[text]
-    if "alt-granularity" in text:
-        return "mxfp8" if hardware.rates.fp4 is not None else "fp8-block"
-    return "fp8"
-
-
-@runs("train_megatron_bridge.csv")
-def bridge(row: CsvRow) -> Run:
-    """Megatron-Core by its own recipes: all fused, all overlapped, distributed optimizer.
-
-    Experts are not split by tensor. The host waits for their sizes, but not where tokens are
-    dropped, nor on Blackwell from release 26.06 on: there the same models and plans run a
-    constant time a layer faster than in 26.04, whatever the micro-batch. Modules that predict later tokens run unless a row says not.
-    """
-    if "Pre-Training" not in row["task"]:
-        raise NotScoredError(f"task {row['task']}: fine-tuning is not scored", excluded=True)
-    hardware = chip(row["system"])
-    n_gpu, context = int(row["n_gpus"]), int(row["seq_len"])
-    tp, pp, cp = number(row, "tp"), number(row, "pp"), number(row, "cp")
-    dp, micro = n_gpu // (tp * pp * cp), int(row["micro_batch"])
-    found = catalog.resolve(row["model"])
-    plan = Plan(
-        tp=tp, pp=pp, cp=cp, dp=dp, ep=number(row, "ep"), expert_tp=1, virtual=number(row, "vp"),
-        zero=3 if number(row, "fsdp", 0) > 1 else 1, micro_batch=micro, vocab_multiple=128,
-        n_micro_batch=max(1, int(row["global_batch"]) // (dp * micro)),
-    )  # fmt: skip
-    sized = row["release"] >= SIZED_SINCE and hardware.rates.fp4 is not None
-    recipe = Recipe(dtype=bridge_precision(row["precision"], hardware), fused_loss=True,
-                    sized_experts="tokendrop" in row["model"] or sized)  # fmt: skip
-    node = min(n_gpu, DOMAIN.get(hardware.link_kind or "", 8))
-    return Run(
-        spec=found.spec, plan=plan, recipe=recipe, cluster=cluster(hardware, n_gpu, node),
-        context=context, group=row["model"].split(" (")[0],
-        mtp_passes=0 if "w/o MTP" in row["model"] else found.mtp_passes,
+def scored(row: CsvRow, group: str, actual: float, found: Estimate, name: str = "") -> Scored:
+    """A row's score from an estimate of its quantity."""
+    return Scored(
+        row=row.get("row_id") or name, group=group, actual=actual,
+        predicted=float(found.value_s), low=float(found.low_s), high=float(found.high_s),
     )  # fmt: skip
 
 
-@runs("train_torchtitan.csv")
-def torchtitan(row: CsvRow) -> Run:
-    """FSDP2, compiled or eager, SDPA with the second FlashAttention, full logits in FP32.
-
-    The board's peak is not published; it is that of the same die (the authors place it between
-    two boards with that die), and what it reaches of it is fitted.
-    """
-    board = chip(row["gpu"])
-    if not board.dtypes:
-        board = replace(board, rates=chip("h100-sxm").rates)
-    n_gpu = int(row["n_gpus"])
-    tp, pp, cp = number(row, "tp"), number(row, "pp"), number(row, "cp")
-    dp, micro = n_gpu // (tp * pp * cp), int(row["local_batch"])
-    whole = number(row, "global_batch", micro * dp)
-    pipelined = pp > 1
-    plan = Plan(
-        tp=tp, pp=pp, cp=cp, dp=dp, zero=1 if pipelined else 3, shard=number(row, "fsdp", dp) * cp,
-        micro_batch=1 if pipelined else micro,
-        n_micro_batch=max(1, whole // (dp * (1 if pipelined else micro))),
-        recompute="full" if row["activation_ckpt"] == "full" else "products",
-    )  # fmt: skip
-    recipe = Recipe(
-        dtype="fp8" if row["precision"] == "float8" else "bf16", attention="flash2",
-        fused=row["torch_compile"] == "1", reduce="fp32", master=None, weights="bf16",
-    )  # fmt: skip
-    return Run(spec=catalog.resolve(row["model"]).spec, plan=plan, recipe=recipe,
-               cluster=cluster(board, n_gpu), context=number(row, "seq_len", 8192),
-               group=f"{row['model']} {row['precision']}")  # fmt: skip
+def speed(run: Run, amount: float) -> Estimate:
+    """So much a step of each chip, in a second."""
+    step = run.step().step
+    return Estimate(amount / step.value_s, amount / step.high_s, amount / step.low_s)
 
 
-@runs("train_simumax_b200.csv")
-def simumax(row: CsvRow) -> Run:
-    """Megatron-Core on one node, layers cut; fused loss, tensor communication not overlapped."""
-    tp, pp, cp, dp = (int(row[k]) for k in ("tp", "pp", "cp", "dp"))
-    plan = Plan(
-        tp=tp, pp=pp, cp=cp, dp=dp, ep=number(row, "ep"), expert_tp=1,
-        micro_batch=int(row["micro_batch"]), n_micro_batch=int(row["n_microbatches"]),
-    )  # fmt: skip
-    spec = vary(catalog.resolve(row["model"]).spec, n_layer=int(row["n_layers_kept"]))
-    return Run(spec=spec, plan=plan, recipe=Recipe(overlap=False, fused_loss=True, reduce="fp32"),
-               cluster=cluster(row["gpu"], int(row["n_gpus"])), context=int(row["seq_len"]),
-               group=row["model"])  # fmt: skip
+def tokens(table: str, column: str = "tokens_per_s_per_gpu") -> None:
+    """Score a column of tokens a second and chip."""
+
+    @reads(table, "training tokens/s per GPU")
+    def predict(row: CsvRow) -> Scored:
+        run = RUNS[table](row)
+        if not row.get(column):
+            raise NotScoredError(f"no {column}", excluded=True)
+        return scored(row, run.group, float(row[column]), speed(run, run.tokens_a_chip))
 
 
-@runs("train_nemo_long_sequence.csv")
-def nemo_long(row: CsvRow) -> Run:
-    """NeMo, FP8 with a scale a tensor, context parallel; full recomputation is not needed."""
-    tp, pp, cp = (int(row[k]) for k in ("tp", "pp", "cp"))
-    n_gpu = int(row["n_gpus"])
-    dp = n_gpu // (tp * pp * cp)
-    plan = Plan(tp=tp, pp=pp, cp=cp, dp=dp, n_micro_batch=max(1, int(row["global_batch"]) // dp))
-    return Run(spec=catalog.resolve(row["model"]).spec, plan=plan,
-               recipe=Recipe(dtype="fp8", fused_loss=True),
-               cluster=cluster(row["gpu"], n_gpu), context=int(row["seq_len"]),
-               group=row["gpu"], convention="full")  # fmt: skip
+def rates(table: str, column: str) -> None:
+    """Score a column of TFLOP/s and chip, by the table's own convention of FLOPs."""
+
+    @reads(table, "training TFLOP/s per GPU")
+    def predict(row: CsvRow) -> Scored:
+        run = RUNS[table](row)
+        if not row.get(column):
+            raise NotScoredError(f"no {column}", excluded=True)
+        tera = flops_a_chip(row, run) / 1e12
+        return scored(row, run.group, float(row[column]), speed(run, tera))
 
 
-@runs("train_maxtext_tpu.csv")
-def maxtext(row: CsvRow) -> Run:
-    """Fully sharded over all chips of all slices, recomputation by layer not counted."""
-    n_chip = int(row["n_chips"])
-    try:
-        spec = catalog.resolve(row["model"]).spec
-    except Exception as error:
-        raise NotScoredError(f"no shape is published for {row['model']}") from error
-    tokens = 8 * 1024
-    context = int(row["seq_len"])
-    plan = Plan(dp=n_chip, zero=3, micro_batch=max(1, tokens // context), recompute="full")
-    return Run(spec=spec, plan=plan, recipe=Recipe(attention="flash2"),
-               cluster=cluster(row["accelerator"], n_chip, min(n_chip, 256)), context=context,
-               group=row["accelerator"], convention="full")  # fmt: skip
+def seconds(table: str, column: str, unit_s: float) -> None:
+    """Score a column of times of a step."""
+
+    @reads(table, f"training step, {'ms' if unit_s < 1 else 's'}")
+    def predict(row: CsvRow) -> Scored:
+        run = RUNS[table](row)
+        return scored(row, run.group, float(row[column]), run.step().step.times(1 / unit_s))
 
 
-@runs("train_mleng_llama8b_seqsweep.csv")
-def mleng_long(row: CsvRow) -> Run:
-    """DeepSpeed with Liger kernels; the optimizer on the host where the row says so."""
-    n_gpu = int(row["n_gpus"])
-    plan = Plan(
-        dp=n_gpu, zero=3 if row["sharding"] == "ZeRO-3" else 2,
-        micro_batch=int(row["micro_batch"]),
-        recompute="full" if row["activation_checkpointing"] == "True" else "none",
-    )  # fmt: skip
-    recipe = Recipe(
-        attention="flash3" if row["attention"] == "FA3" else "flash2", fused_loss=True,
-        offload=row["optimizer_offload"] not in {"", "none"}, reduce="bf16",
-    )  # fmt: skip
-    return Run(spec=catalog.resolve(row["model"]).spec, plan=plan, recipe=recipe,
-               cluster=cluster(row["gpu"], n_gpu), context=int(row["seq_len"]),
-               group=row["gpu"])  # fmt: skip
+def shares(table: str, column: str) -> None:
+    """Score a column of MFU in percent."""
+
+    @reads(table, "training MFU, %")
+    def predict(row: CsvRow) -> Scored:
+        run = RUNS[table](row)
+        return scored(row, run.group, float(row[column]), run.step().mfu.times(100))
 
 
-def resolved(row: CsvRow, **_: Any) -> Spec:
-    """The model a row names."""
-    return catalog.resolve(row["model"]).spec
+tokens("train_mpt_llmfoundry.csv")
+tokens("train_megatron_bridge.csv")
+tokens("train_torchtitan.csv")
+rates("train_megatron_weak_scaling.csv", "tflops_per_gpu")
+rates("train_nemo_long_sequence.csv", "tflops_per_gpu_with_cp")
+rates("train_mleng_llama8b_seqsweep.csv", "model_tflops_per_gpu")
+seconds("train_korthikanti2022_itertime.csv", "iter_time_s", 1.0)
+seconds("train_simumax_b200.csv", "iter_time_ms", 1e-3)
+shares("train_maxtext_tpu.csv", "mfu_pct")
+
+MPT = "train_mpt_llmfoundry.csv"
+MPT_PEAK = {"h100_80gb": 989.5e12, "a100_80gb": 312e12, "a100_40gb": 312e12}
+MPT_PEAK_FP8 = 1979e12
+"""The peaks that table's MFU is against."""
 
 
-def measured_step(table: str, row: CsvRow, run: Run) -> float:
-    """Seconds of a step that a row's figure says, by the table's own convention of FLOPs."""
-    if table == "train_korthikanti2022_itertime.csv":
-        return float(row["iter_time_s"])
-    if table == "train_simumax_b200.csv":
-        return float(row["iter_time_ms"]) / 1e3
-    tokens = row.get("tokens_per_s_per_gpu") or row.get("tokens_per_s_per_chip")
-    if tokens:
-        return run.tokens_a_chip / float(tokens)
-    column = next(c for c in FLOP_COLUMNS if row.get(c))
-    return flops_a_chip(table, row, run) / (float(row[column]) * 1e12)
+@reads(MPT, "parameters", exact=True)
+def mpt_parameters(row: CsvRow) -> Scored:
+    """Parameters of a GPT with learned positions, every bias and a tied head."""
+    run = _mpt(row)
+    return Scored(row=row["row_id"], group=run.group, actual=float(row["params"]),
+                  predicted=float(parameters(run.spec).total))  # fmt: skip
 
 
-FLOP_COLUMNS = ("tflops_per_gpu", "tflops_per_gpu_with_cp", "model_tflops_per_gpu",
-                "tflops_per_chip")  # fmt: skip
+@reads(MPT, "MFU arithmetic, %", exact=True)
+def mpt_arithmetic(row: CsvRow) -> Scored:
+    """MFU of the measured speed: (6 N + 12 L D S) × tokens/s / peak."""
+    run = _mpt(row)
+    n, width = parameters(run.spec).total, run.spec.d_model
+    each = 6 * n + 12 * run.spec.n_layer * width * run.context
+    peak = MPT_PEAK_FP8 if run.recipe.dtype == "fp8" else MPT_PEAK[row["gpu"]]
+    found = each * float(row["tokens_per_s_per_gpu"]) / peak * 100
+    return Scored(row=row["row_id"], group=run.group, actual=float(row["mfu_pct"]),
+                  predicted=float(found))  # fmt: skip
 
 
-def flops_a_chip(table: str, row: CsvRow, run: Run) -> float:
-    """FLOPs of a step for each chip as the table counts them."""
-    work = Workload("prefill", 1, run.context)
-    ops = operators(run.spec, work)
-    forward: Any = forward_flops(ops, run.convention)
-    if "counts full recompute" in row.get("tflops_kind", ""):
-        head: Any = sum((op.flops() for op in ops if op.part == "lm_head"), start=0)
-        forward = forward + (forward - head) / 3
-    return float(3 * forward) * run.plan.global_batch / run.cluster.n_gpu
+def _mpt(row: CsvRow) -> Run:
+    """A row's run; its counts are right also where its time is an outlier."""
+    return RUNS[MPT]({**row, "n_gpus": "8"})

@@ -7,13 +7,13 @@ is an axis of its own. All take dimensions as numbers or arrays of one shape.
 
 from __future__ import annotations
 
-import math
-from typing import Any, TypeAlias
+from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from scantling.arith import Dim, Num, ceil_div, log2, maximum, minimum, product, round_up, wide
-from scantling.costs.kernels.time import Time, within
+from scantling.costs.kernels.time import Terms, Time, spread, within
 from scantling.costs.remember import remembered
 from scantling.hardware import Chip
 from scantling.hardware.curve import interpolate
@@ -24,10 +24,6 @@ CACHE_TILE = 64
 """Keys a block reads at a time in decoding, and rows of queries that share them at most."""
 OVERLAP = 4
 """Power of the norm that joins what blocks cost and what reading costs: nearly the larger."""
-
-
-Terms: TypeAlias = tuple[Num, ...]
-"""Seconds of each part of a time."""
 
 
 class Shape(Struct, frozen=True, kw_only=True):
@@ -126,12 +122,12 @@ def prefill_time(chip: Chip, dtype: str, shape: Shape, launches: Num = 1) -> Tim
         work    = 2 (h_k + h_v) × tiled pairs × B × H / (fraction(h) × rate)
         longest = the same of the block that sees most keys, on one SM of the chip's n
         memory  = (a × bytes of queries and outputs + b × bytes of keys and values) / bandwidth
-        blocks  = B × H × ⌈Q / 128⌉ / n × what a block costs
+        blocks  = (B × H × ⌈Q / 128⌉ × what a block costs + B × Q × what a token costs) / n
         time    = launch + work + tail × longest + memory + blocks
 
     The longest block is what a wave of blocks waits for: a greedy schedule of jobs ends at most
     one longest job after the even share (Graham 1966). Memory adds to the work since keys are
-    written to a paged cache and read back before the kernel has them.
+    written to a paged cache and read back before the kernel has them, token by token.
 
     Args:
         chip: Where.
@@ -160,7 +156,8 @@ def prefill_terms(chip: Chip, dtype: str, shape: Shape) -> Terms:
     c = chip.constants.attention
     work, longest = _compute(chip, dtype, shape, c.prefill_at(shape.width), shape.both)
     memory = _passes(chip, shape, c.prefill_query_passes, c.prefill_kv_passes)
-    blocks = wide(shape.blocks) / _sms(chip) * c.prefill_block_s
+    rows = product(shape.batch, shape.queries)
+    blocks = (wide(shape.blocks) * c.prefill_block_s + rows * c.prefill_token_s) / _sms(chip)
     return c.prefill_launch_s, work, c.prefill_tail * longest, memory, blocks
 
 
@@ -219,26 +216,6 @@ def decode_terms(chip: Chip, dtype: str, shape: Shape) -> Terms:
     return c.decode_launch_s, steps, joined - waiting, waiting, outputs
 
 
-def spread(terms: Terms, errors: tuple[float, ...], widen: float) -> Num:
-    """The factor from a value to the end of its interval, from what is wrong about each term.
-
-    A time of terms t₁ + t₂ + …, each off by a factor of exp(eᵢ) one way, is off by about
-    exp(Σ eᵢ tᵢ / Σ tᵢ): a time that one well-known term makes up is well known.
-
-    Args:
-        terms: Seconds of each.
-        errors: eᵢ, the logarithm of each term's factor.
-        widen: What the logarithm of the factor is multiplied by.
-
-    Example:
-        >>> round(spread((1.0, 3.0), (0.4, 0.0), 1.0), 3)
-        1.105
-    """
-    total: Any = sum(terms)
-    weighted: Any = sum(t * e for t, e in zip(terms, errors, strict=True))
-    return math.e ** (weighted / total * widen)  # type: ignore[no-any-return]
-
-
 @remembered(lambda chip, *given, **named: (id(chip), given, tuple(named.items())))
 def training_time(
     chip: Chip, dtype: str, shape: Shape, kernel: str, *, backward: bool = False, launches: Num = 1
@@ -270,22 +247,32 @@ def training_time(
         True
     """
     c = chip.constants.attention
+    passes = 2 if backward else 1
+    terms = training_terms(chip, dtype, shape, kernel, backward=backward)
+    value = sum(terms)
+    error = spread(terms, c.kernel(kernel).spread, c.widen)
+    lower = maximum(passes * shape.flops / chip.rate(dtype), _passes(chip, shape, passes, passes))
+    return within(lower, value, value * error, error, error).times(launches)
+
+
+def training_terms(
+    chip: Chip, dtype: str, shape: Shape, kernel: str, *, backward: bool = False
+) -> Terms:
+    """Seconds of what a kernel is for, work or scores; and of launches, tail and passes."""
+    c = chip.constants.attention
     k = c.kernel(kernel)
     products, passes = (2.5, 2) if backward else (1, 1)
     fraction = interpolate(shape.width, k.backward if backward else k.forward)
-    memory = _passes(chip, shape, k.passes * passes, k.passes * passes)
+    rest: Num = c.prefill_launch_s * k.launches * passes
+    rest = rest + _passes(chip, shape, k.passes * passes, k.passes * passes)
+    scores: Num = 0.0
     if k.scores:
-        products, scored = passes, product(shape.batch, shape.n_head, shape.queries, shape.keys)
         each = k.scores if shape.visible is None else k.scores + k.mask
-        memory = memory + scored * (each * passes) / chip.memory_bytes_per_s
-        shape = Shape(batch=shape.batch, queries=shape.queries, keys=shape.keys,
-                      n_head=shape.n_head, n_kv_head=shape.n_kv_head, d_key=shape.d_key,
-                      d_value=shape.d_value)  # fmt: skip
+        every = product(shape.batch, shape.n_head, shape.queries, shape.keys)
+        scores = every * (each * passes) / chip.memory_bytes_per_s
+        products, shape = passes, replace(shape, visible=None, reach=None)
     work, longest = _compute(chip, dtype, shape, fraction, shape.both * products)
-    value = c.prefill_launch_s * k.launches * passes + work + k.tail * longest + memory
-    error = (1 + 2 * k.error) ** c.widen
-    lower = maximum(products * shape.flops / chip.rate(dtype), _passes(chip, shape, passes, passes))
-    return within(lower, value, value * error, error, error).times(launches)
+    return work + scores, rest + k.tail * longest
 
 
 def _compute(chip: Chip, dtype: str, shape: Shape, fraction: Num, width: Num) -> tuple[Num, Num]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from scantling.arith import Num, maximum, minimum, product
+from scantling.arith import Dim, Num, maximum, minimum, product, round_up
 from scantling.costs.kernels.misaligned import misaligned
 from scantling.costs.kernels.scatter import scattered
 from scantling.costs.kernels.time import Time
@@ -14,6 +14,8 @@ from scantling.hardware.constants import ProductConstants
 from scantling.hardware.constants.gemm import REFERENCE, TILE
 from scantling.spec import dtype_bytes
 
+VECTOR = 16
+"""Triton loads vectors where widths are multiples of so many elements."""
 OUTPUT_BYTES = 2
 """Products of narrow inputs leave 16-bit numbers."""
 DROOPS = (1e7, 1e14)
@@ -65,6 +67,22 @@ def gemm_time(
         True
     """
     g = chip.constants.gemm.at(dtype)
+    lower, value, upper = gemm_s(chip, dtype, m, n, k, groups, cache_bytes, narrowed=narrowed)
+    time = scattered(g, m, lower, lower, value, upper)
+    penalty = misaligned(chip, dtype, *((n, k) if widths is None else widths))
+    return penalty.on(time).times(launches)
+
+
+@remembered(lambda chip, *given, **named: (id(chip), given, tuple(named.items())))
+def gemm_s(
+    chip: Chip, dtype: str, m: Num, n: Num, k: Num, groups: Num = 1, cache_bytes: Num = 0, *,
+    narrowed: bool = False,
+) -> tuple[Num, Num, Num]:  # fmt: skip
+    """Seconds of one launch of ``gemm_time`` on aligned widths: least, fitted, most.
+
+    Without an interval, for sums over many products and shapes.
+    """
+    g = chip.constants.gemm.at(dtype)
     rate, bandwidth = chip.rate(dtype), chip.memory_bytes_per_s
     flops = product(m, n, k, groups, 2)
     moved = product_bytes(dtype, m, n, k, groups) + cache_bytes
@@ -78,10 +96,7 @@ def gemm_time(
         brought = product(m, k + g.quantise_row, groups, OUTPUT_BYTES + dtype_bytes(dtype))
         added = added + brought / (bandwidth * g.quantise)
     value = _joined(compute, memory, g.sharpness) + added
-    lower = maximum(flops / rate, moved / bandwidth)
-    time = scattered(g, m, lower, lower, value, compute + memory + added)
-    penalty = misaligned(chip, dtype, *((n, k) if widths is None else widths))
-    return penalty.on(time).times(launches)
+    return maximum(flops / rate, moved / bandwidth), value, compute + memory + added
 
 
 def product_bytes(dtype: str, m: Num, n: Num, k: Num, groups: Num = 1) -> Num:
@@ -114,14 +129,16 @@ def grouped_time(
 ) -> Time:  # fmt: skip
     """Products of routed experts in one kernel: rows sorted by expert, each by its own weights.
 
-        FLOPs   = 2 n k (rows + pad × touched)
+        FLOPs   = 2 n k (rows + pad × touched)              n and k rounded up to the grain
         compute = FLOPs / (peak × matmul)
         weights = s n k × touched / (bandwidth factor × bandwidth)
         passed  = 2 (n + k) × passing rows × passes / bandwidth
-        time    = (compute^p + weights^p)^(1/p) + passed + launch
+        time    = ((compute^p + weights^p)^(1/p) + passed) × crooked + launch
 
     Each touched expert fills its last tile up. Rows are gathered before and scattered after, in
-    memory, so they pass through it more than once and beside the products. The gradient of
+    memory, so they pass through it more than once and beside the products. Widths that are no
+    multiples of 16, as of an expert split over too many ranks, are loaded one number at a time:
+    704 / 16 = 44 was measured to take more than twice as long as its work. The gradient of
     weights is the same with the weights written.
 
     Args:
@@ -142,16 +159,31 @@ def grouped_time(
     """
     g = chip.constants.gemm.experts_at(dtype)
     rate, bandwidth = chip.rate(dtype), chip.memory_bytes_per_s
-    own = product(rows, n, k, 2)
-    weights = product(touched, n, k) * dtype_bytes(dtype) / bandwidth
-    compute = (own + product(touched, n, k, 2.0 * g.pad_rows)) / (rate * g.matmul)
+    size = dtype_bytes(dtype)
+    wide_n, wide_k = round_up(cast("Dim", n), g.grain), round_up(cast("Dim", k), g.grain)
+    each = product(wide_n, wide_k, 2.0)
+    compute = each * (rows + touched * g.pad_rows) / (rate * g.matmul)
+    read = product(touched, wide_n, wide_k) * size / (bandwidth * g.bandwidth_factor)
     crossing = rows if passing is None else passing
-    passed = product(crossing, n + k, OUTPUT_BYTES) / bandwidth
-    added = passed * g.passes + g.launch_s
-    read = weights / g.bandwidth_factor
-    lower = maximum(own / rate, weights)
-    value = _joined(compute, read, g.sharpness) + added
-    return scattered(g, rows, lower, lower, value, compute + read + added).times(launches)
+    passed = product(crossing, n + k, OUTPUT_BYTES) / bandwidth * g.passes
+    factor = crooked(chip, dtype, n, k)
+    own = product(rows, n, k, 2)
+    lower = maximum(own / rate, product(touched, n, k) * size / bandwidth)
+    value = (_joined(compute, read, g.sharpness) + passed) * factor + g.launch_s
+    upper = (compute + read + passed) * factor + g.launch_s
+    return scattered(g, rows, lower, lower, value, upper).times(launches)
+
+
+def crooked(chip: Chip, dtype: str, n: Num, k: Num) -> Num:
+    """What products of routed experts cost more where a width is no multiple of 16.
+
+    Example:
+        >>> from scantling.hardware import chip
+        >>> crooked(chip("h100"), "bf16", 2048, 704), crooked(chip("h100"), "bf16", 2048, 44) > 2
+        (1.0, True)
+    """
+    g = chip.constants.gemm.experts_at(dtype)
+    return 1.0 + (g.crooked - 1.0) * ((n % VECTOR != 0) | (k % VECTOR != 0))
 
 
 def lost(chip: Chip, g: ProductConstants, m: Num, n: Num, groups: Num = 1) -> Num:

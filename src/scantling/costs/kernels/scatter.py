@@ -27,6 +27,8 @@ def scattered(
         low   = value / exp(below × widen × scale)
         high  = value × exp(above × widen × scale)
 
+    no nearer to the value than exp(least).
+
     Args:
         g: The constants of its kind.
         rows: Rows of the work.
@@ -38,7 +40,8 @@ def scattered(
     """
     curves = _curve(rows, g.spread_rows) + _curve(maximum(length_s, SHORTEST_S), g.spread_s)
     scale = 2**curves * (g.widen * spread)
-    below, above = math.e ** (g.below * scale), math.e ** (g.above * scale)
+    below = math.e ** maximum(g.below * scale, g.least)
+    above = math.e ** maximum(g.above * scale, g.least)
     return within(lower_s, value_s, maximum(upper_s, value_s * above), below, above)
 
 

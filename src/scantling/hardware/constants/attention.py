@@ -27,6 +27,8 @@ class TrainingKernel(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         scores: Bytes moved for each score, forward, without a mask; 0 where scores stay on chip.
         mask: Bytes more where a mask is applied as a kernel of its own.
         error: Mean absolute relative error.
+        spread: How far work or scores, and the rest, may lie off: the logarithm of each one's
+            factor, for a 90 % interval of their sum.
         kind: Whether it was fitted on such a chip, or carried over.
     """
 
@@ -39,6 +41,7 @@ class TrainingKernel(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     scores: float = 0.0
     mask: float = 0.0
     error: float = 0.1
+    spread: tuple[float, float] = (0.2, 0.4)
     kind: Literal["fitted", "assumed"] = "fitted"
 
 
@@ -51,6 +54,7 @@ class AttentionConstants(Fitted, frozen=True, kw_only=True, forbid_unknown_field
         prefill_query_passes: How often queries and outputs pass through memory.
         prefill_kv_passes: How often keys and values do, their way into the cache counted in.
         prefill_block_s: What a block costs the SM it runs on.
+        prefill_token_s: What writing a token into the cache costs an SM beside its bytes.
         prefill_launch_s: What a call costs.
         prefill_spread: How far launch, work, tail, memory and blocks may lie off: the logarithm
             of each one's factor, for a 90 % interval of their sum.
@@ -74,6 +78,7 @@ class AttentionConstants(Fitted, frozen=True, kw_only=True, forbid_unknown_field
     prefill_query_passes: float
     prefill_kv_passes: float
     prefill_block_s: float
+    prefill_token_s: float
     prefill_launch_s: float
     prefill_spread: tuple[float, float, float, float, float]
     prefill_error: float

@@ -38,12 +38,15 @@ class Scattered(Fitted, frozen=True, kw_only=True, forbid_unknown_fields=True):
         spread_s: (seconds of the lower bound, log2 of a scale): the same by length.
         below: The 90 % interval reaches down to time / exp(below × both scales).
         above: And up to time × exp(above × both scales).
+        least: Neither end is nearer than exp(least): what chips alike differ by, for one that was
+            not measured.
     """
 
     spread_rows: tuple[tuple[float, float], ...] = ((1, 0.0),)
     spread_s: tuple[tuple[float, float], ...] = ((1e-4, 0.0),)
     below: float = 0.2
     above: float = 0.2
+    least: float = 0.0
 
 
 def inherit(table: dict[str, Any], families: tuple[str, ...], key: str, of: type[S]) -> S:

@@ -62,6 +62,9 @@ class GroupedConstants(Scattered, frozen=True, kw_only=True, forbid_unknown_fiel
         sharpness: p of the p-norm that joins compute and weights.
         pad_rows: Rows that each touched expert works out beside its own: an unfilled tile.
         passes: Times that the rows in and out of a product pass through memory.
+        grain: Columns and depth are worked out in whole multiples of it.
+        crooked: Factor on all of it where columns or depth are no multiples of 16 elements: what
+            Triton cannot load as vectors.
         error: Median absolute relative error on models left out.
     """
 
@@ -72,6 +75,8 @@ class GroupedConstants(Scattered, frozen=True, kw_only=True, forbid_unknown_fiel
     pad_rows: float
     passes: float
     error: float
+    grain: int = 1
+    crooked: float = 1.0
 
 
 class GemmConstants(ProductConstants, frozen=True, kw_only=True, forbid_unknown_fields=True):

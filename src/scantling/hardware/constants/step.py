@@ -42,10 +42,15 @@ class StepConstants(Fitted, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         decode: Factor of a decoding step over its kernels, on one chip.
         decode_low: The lower end of its 90 % range.
         decode_high: The upper end.
-        error: Half-width of the 90 % interval of a step, as a logarithm: dense, data parallel.
-        error_split: Added to it, in squares, where tensors, layers or contexts are split.
-        error_experts: Added where there are routed experts.
-        error_narrow: Added where products are narrower than 16 bits.
+        error: Half-width of the 90 % interval of a whole step, as a logarithm; what follows adds
+            to it in squares, each by the share of the step it concerns.
+        error_narrow: Of products narrower than 16 bits.
+        error_experts: Of routed experts and scans, their waits, and what experts send.
+        error_attention: Of attention.
+        error_light: Of work that moves bytes, and of gaps between kernels.
+        error_sent: Of communication that shows.
+        error_bubble: Of the bubble.
+        error_split: Of all that is computed where tensors or layers are split.
     """
 
     matmul: float
@@ -75,9 +80,13 @@ class StepConstants(Fitted, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     decode_low: float
     decode_high: float
     error: float
-    error_split: float
-    error_experts: float
     error_narrow: float
+    error_experts: float
+    error_attention: float
+    error_light: float
+    error_sent: float
+    error_bubble: float
+    error_split: float
 
     @classmethod
     def default(cls) -> StepConstants:
