@@ -54,8 +54,8 @@ QUESTION = (
 @click.option("--goodput", type=float, help="Share of calendar time that trains: 0.9.")
 @click.option("--price", type=float, help="Money for a GPU-hour.")
 @click.option("--days", type=float, help="Deadline; without a MODEL: the largest that meets it.")
-@click.option("--solve", metavar="batch|context|gpus|model", help="Ask the other way round: the "
-              "largest batch, the longest context, the fewest GPUs, the largest model.")  # fmt: skip
+@click.option("--solve", metavar="batch|context|gpus|model", help="Ask the other way round: "
+              "largest batch, longest context, fewest GPUs, largest model.")  # fmt: skip
 @click.option("--flops", default="causal", metavar="full|unpadded|causal|palm",
               help="What MFU counts (docs/flops.md).")  # fmt: skip
 @click.option("--set", "changes", multiple=True, metavar="FIELD=V", help="Change the model first.")

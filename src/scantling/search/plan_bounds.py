@@ -183,7 +183,7 @@ class Bounds:
     def least_seconds(self, s: Split, zero: int, micro_batch: Any, n_micro_batch: Any) -> Any:
         """The bound of the step by mode of recompute, on arrays of micro-batches."""
         k = self._layers(s.tp, s.cp)
-        sent = k["sent"] + (self._experts(s.tp, s.ep, s.expert_tp) if s.ep > 1 else 0.0)
+        sent = k["sent"] + (self._experts(s.tp, s.ep, s.expert_tp) / s.cp if s.ep > 1 else 0.0)
         shared = self._shared(s, zero)
         share = micro_batch * self.q.context / s.pp
         passes = n_micro_batch + (s.pp - 1) / s.virtual

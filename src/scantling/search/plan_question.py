@@ -43,6 +43,8 @@ NEEDS_BLOCK_SCALES = {"mxfp8", "nvfp4"}
 """Recipes that want tensor cores with a scale a block: the chips that have an FP4 rate."""
 
 TOKENS_PER_PARAMETER = 20
+CONTEXT, TUNING_CONTEXT = 8192, 2048
+"""Tokens of a sequence where none are given, in pre-training and in fine-tuning: assumed."""
 GPUS_PER_NODE = 8
 
 
@@ -222,7 +224,8 @@ def _phases(
         return tuple(_phase(text) for text in phases.split(","))
     length = None if context is None else parse_context(context, "context")
     if length is None:
-        length = min(8192, int(spec.max_context or 8192))
+        usual = TUNING_CONTEXT if fine else CONTEXT
+        length = min(usual, int(spec.max_context or usual))
         assumed.append(f"context: {length:,}")
     count = None if tokens is None else _count("tokens", tokens)
     if count is None and fine:
