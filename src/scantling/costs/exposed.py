@@ -121,7 +121,7 @@ def expert_group(placed: Sequence[Placed], plan: Plan, cluster: Cluster) -> Num:
     if plan.ep == 1:
         return 0.0
     split = expert_tp(plan)
-    total: Any = 0.0
+    total: Num = 0.0
     for p in placed:
         if p.op.part == "experts" and p.split == "in":
             sent = product(p.op.m, p.op.repeat, p.op.n) * (dtype_bytes("bf16") / split)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from scantling.costs.adapters import adapted
 from scantling.costs.count import parameters
 from scantling.costs.estimate import Estimate
@@ -13,7 +15,7 @@ from scantling.quantity import Kind, Quantity
 from scantling.search.plan_inverse import limits_of
 from scantling.search.plan_question import Question
 from scantling.search.plans import Plans, Trial, run_bill, verdict
-from scantling.spec.plan import Plan
+from scantling.spec.plan import Adapter, Plan
 
 PARTS = ("weights", "gradients", "optimizer", "activations", "logits", "buffers")
 """What a rank holds, as ``TrainingMemory`` names it."""
@@ -65,9 +67,7 @@ def question_json(q: Question) -> dict[str, Any]:
         "phases": [{"tokens": p.tokens, "context": p.context} for p in q.phases],
         "recipe": {name: getattr(q.recipe, name) for name in q.recipe.__struct_fields__
                    if name != "adapter"},
-        "adapter": None if q.recipe.adapter is None else {
-            "rank": q.recipe.adapter.rank, "targets": list(q.recipe.adapter.targets),
-            "weights": q.recipe.adapter.weights},
+        "adapter": None if q.recipe.adapter is None else msgspec.to_builtins(q.recipe.adapter),
     }  # fmt: skip
 
 
@@ -148,7 +148,7 @@ def finetune_json(found: Plans) -> dict[str, Any]:
     """What adapters train, and how long a million tokens take."""
     q, choice = found.question, found.choice
     answer: dict[str, Any] = {"method": q.method}
-    if q.recipe.adapter is not None:
+    if isinstance(q.recipe.adapter, Adapter):
         a = adapted(q.spec, q.recipe.adapter)
         answer |= {
             "trainable_parameters": int(a.parameters),
@@ -180,19 +180,18 @@ def changes(found: Plans) -> list[str]:
     _, m = found.closest
     q = found.question
     named = {part: float(getattr(m, part)) for part in PARTS}
-    tuned = q.recipe.adapter is not None
     hints = {
-        "weights": "more chips"
-        if q.method is None
-        else "more chips, a smaller model"
-        if tuned and q.recipe.adapter.packed
-        else "more chips, or --finetune qlora",
+        "weights": "more chips",
         "gradients": "more chips",
         "optimizer": "more chips, --optimizer adamw8bit, or --offload",
         "activations": f"a shorter --context than {q.context:,}, or more chips",
         "logits": f"--chunked-loss, or a shorter --context than {q.context:,}",
         "buffers": "more chips",
     }
+    if q.recipe.adapter is not None:
+        hints["weights"] = "more chips or a smaller model"
+        if not q.recipe.adapter.packed:
+            hints["weights"] = "--finetune qlora, or more chips"
     if q.method == "full":
         hints["gradients"] = hints["optimizer"] = "--finetune lora or qlora, or more chips"
     large = sorted(named, key=lambda part: -named[part])[:2]

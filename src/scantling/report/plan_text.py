@@ -22,7 +22,7 @@ from scantling.report.text import show_table, table
 from scantling.search.plan_question import Question
 from scantling.search.plan_space import Rejected
 from scantling.search.plans import Plans, Trial, run_bill, verdict
-from scantling.spec.plan import Plan
+from scantling.spec.plan import Adapter, Plan
 from scantling.units import bytes_text, count_text, seconds_text
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def _print_question(out: Console, q: Question) -> None:
     out.print(f"[bold]{escape(q.name)}[/bold] ({size}) on {where}")
     r = q.recipe
     method = f", {q.method} fine-tuning" if q.method else ""
-    if r.adapter is not None:
+    if isinstance(r.adapter, Adapter):
         targets = ", ".join(r.adapter.targets) or "all linear layers"
         method += f" (rank {r.adapter.rank} on {targets}, base in {r.adapter.weights})"
     phases = ", then ".join(

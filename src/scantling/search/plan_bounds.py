@@ -52,7 +52,7 @@ class Bounds:
         self.q = q
         counted = parameters(q.spec)
         weights = [t for t in tensors(q.spec) if t.experts is not None and t.alias is None]
-        self.routed = float(sum(t.size() for t in weights))  # type: ignore[arg-type]
+        self.routed = float(sum(t.size() for t in weights))
         self.dense = float(counted.total) - self.routed
         r = q.recipe
         self.weights = dtype_bytes(r.weights)
