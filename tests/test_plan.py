@@ -22,7 +22,7 @@ from scantling.laws.hyperparameters import advice
 from scantling.search.plan_bounds import Bounds
 from scantling.search.plan_inverse import chip_counts, limits_of, scaled, solve
 from scantling.search.plan_question import RECOMPUTE, Phase, question
-from scantling.search.plan_space import Tally, plan_of, splits, zeros
+from scantling.search.plan_space import Tally, plan_of, recomputes, splits, zeros
 from scantling.search.plans import answer, plan, verdict
 from scantling.spec import divisors
 from scantling.spec.plan import Plan
@@ -139,7 +139,7 @@ def test_the_bounds_of_time_and_memory_are_bounds(model, asked):
             count = q.batch // split.dp // batch
             least = bounds.least_bytes(split, zero, batch, count)
             floor = bounds.least_seconds(split, zero, batch, count)
-            for mode in RECOMPUTE:
+            for mode in recomputes(q):
                 p = plan_of(q, split, zero, mode, batch)
                 if problems(q.spec, p, q.cluster, q.context):
                     continue

@@ -49,7 +49,7 @@ QUESTION = (
 @click.option("--expert-tp", type=COUNT, help="Fix tensor parallelism of the experts.")
 @click.option("--virtual", type=COUNT, help="Fix chunks of a stage (interleaving).")
 @click.option("--zero", metavar="0|1|2|3", help="Fix ZeRO; 3 is FSDP.")
-@click.option("--recompute", metavar="none|selective|full", help="Fix recomputation.")
+@click.option("--recompute", metavar="none|selective|products|full", help="Fix recomputation.")
 @click.option("--micro-batch", type=COUNT, help="Fix sequences of one pass.")
 @click.option("--goodput", type=float, help="Share of calendar time that trains: 0.9.")
 @click.option("--price", type=float, help="Money for a GPU-hour.")

@@ -29,6 +29,11 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 GIB = 2**30
+AGAIN = {
+    "none": "no recompute", "selective": "recompute of attention",
+    "products": "recompute of all but attention and every other product",
+    "full": "full recompute",
+}  # fmt: skip
 REASONS = 8
 """Reasons printed; the rest are counted."""
 
@@ -77,7 +82,7 @@ def plan_words(p: Plan) -> str:
         parts.append(f"ZeRO-{p.zero}")
     parts.append(f"micro-batch {p.micro_batch} × {p.n_micro_batch}")
     layers = "" if p.recompute_layers is None else f" of {p.recompute_layers} layers a stage"
-    parts.append("no recompute" if p.recompute == "none" else f"{p.recompute} recompute{layers}")
+    parts.append(AGAIN[p.recompute] + layers)
     return " · ".join(parts)
 
 

@@ -53,7 +53,7 @@ class Bounds:
                      ZeRO does not share, and the shared part over all ranks that share it
         activations  what the layer that keeps least keeps of a sequence × b × L / pp ×
                      Σ min(k, m) / pp, over k = 1 … pp: earlier stages have more in flight and no
-                     fewer layers
+                     fewer layers; and what the backward pass of a layer holds besides
 
     A step (``costs.train.assemble``) is at least, with t seconds a token of kernels at this TP
     and CP and c of communication that is never hidden, both of a large micro-batch, whose kernels
@@ -84,7 +84,7 @@ class Bounds:
             self.gradients = self.states = 0.0
         c = q.chip.constants.step
         self.beside = c.exposed_tensor if r.overlap else c.serial
-        self.kept: dict[tuple[int, int, int | None], dict[str, float]] = {}
+        self.kept: dict[tuple[int, int, int | None], dict[str, tuple[float, float]]] = {}
         self.layers: dict[tuple[int, int, int | None], Kernels] = {}
         self.experts: dict[tuple[int, int, int | None], float] = {}
 
@@ -106,21 +106,22 @@ class Bounds:
             each = MARGIN / (batch * q.context)
             frozen = q.recipe.adapter is not None  # frozen weights get no gradients
             back = 0.5 if frozen else 1.0
-            parts = [self._parts(w) for w in (one.forward, one.backward, one.head, one.embedding)]
-            forward, backward = parts[0], parts[1]
-            token = forward[0] + back * sum(part[0] for part in parts[1:])
-            fixed = forward[1] + back * sum(part[1] for part in parts[1:])
+            forward, core, products = map(self._parts, (one.forward, one.core, one.products))
+            rest = [self._parts(w) for w in (one.backward, one.head, one.embedding)]
+            once = [f + back * sum(part[i] for part in rest) for i, f in enumerate(forward)]
+            nothing = (0.0, 0.0, 0.0)
+            again = {
+                "none": nothing, "selective": core, "full": forward,
+                "products": [
+                    f - c - p / 2 for f, c, p in zip(forward, core, products, strict=True)
+                ],
+            }  # fmt: skip
             self.layers[key] = Kernels(
-                token={"none": token * each, "products": token * each,
-                       "selective": (token + self._parts(one.core)[0]) * each,
-                       "full": (token + forward[0]) * each},
-                fixed={"none": fixed, "products": fixed, "selective": fixed,
-                       "full": fixed + forward[1]},
-                experts={mode: (forward[2] + back * backward[2] + again) * each
-                         for mode, again in (("none", 0.0), ("products", 0.0), ("selective", 0.0),
-                                             ("full", forward[2]))},
+                token={mode: (once[0] + more[0]) * each for mode, more in again.items()},
+                fixed={mode: once[1] + more[1] for mode, more in again.items()},
+                experts={mode: (once[2] + more[2]) * each for mode, more in again.items()},
                 sent=sent * each,
-            )  # fmt: skip
+            )
         return self.layers[key]
 
     def _parts(self, work: Work) -> tuple[float, float, float]:
@@ -169,8 +170,11 @@ class Bounds:
         there = (2 if zero == 3 else 1 if zero else 0) * gather + reduced
         return float(there) * (c.exposed if q.recipe.overlap else c.serial)
 
-    def _layer_bytes(self, s: Split) -> dict[str, float]:
-        """What one sequence leaves in the layer that keeps least, by mode of recompute."""
+    def _layer_bytes(self, s: Split) -> dict[str, tuple[float, float]]:
+        """What one sequence leaves in a layer, and what its backward pass holds, by recompute.
+
+        Of the layer that keeps least, and of the one that holds least.
+        """
         key = s.tp, s.cp, s.expert_tp
         if key not in self.kept:
             q = self.q
@@ -181,14 +185,18 @@ class Bounds:
             for p in placed:
                 if p.layer:
                     kinds.setdefault(p.layer, []).append(p)
-            self.kept[key] = {
-                mode: min(
-                    float(kept(tuple(ops), q.spec.d_model, replace(whole, recompute=mode),
-                               q.recipe, rows).layers / ops[0].op.times)
-                    for ops in kinds.values()
-                )
-                for mode in recomputes(q)
-            }  # fmt: skip
+            found = {}
+            for mode in recomputes(q):
+                plan = replace(whole, recompute=mode)
+                each = [(kept(tuple(ops), q.spec.d_model, plan, q.recipe, rows), ops[0].op.times)
+                        for ops in kinds.values()]  # fmt: skip
+                again = mode in {"full", "products"}
+                found[mode] = (
+                    min(float(left.layers / n) for left, n in each),
+                    min(float(left.temporary + (left.one_layer if again else 0))
+                        for left, _ in each),
+                )  # fmt: skip
+            self.kept[key] = found
         return self.kept[key]
 
     def least_bytes(
@@ -208,7 +216,10 @@ class Bounds:
         n, m = s.pp, np.minimum(n_micro_batch, s.pp)
         flying = (m * (m + 1) / 2 + (n - m) * m) / n
         waiting = micro_batch * flying * (int(q.spec.n_layer) / n)
-        return {mode: states + size * waiting for mode, size in self._layer_bytes(s).items()}
+        return {
+            mode: states + size * waiting + beside * micro_batch
+            for mode, (size, beside) in self._layer_bytes(s).items()
+        }
 
     def surely(self, least: Any) -> Any:
         """What a chip must have so that as many bytes of tensors surely fit."""

@@ -25,7 +25,9 @@ AXES = ("tp", "pp", "dp", "cp", "ep", "expert_tp", "virtual", "zero", "shard", "
         "recompute")  # fmt: skip
 """What a plan is searched over; each can be fixed to one value."""
 
-RECOMPUTE = ("none", "selective", "full")
+RECOMPUTE = ("none", "selective", "products", "full")
+"""What may be computed again in the backward pass: nothing, the inside of attention, all but
+attention and every other product, whole layers."""
 FINETUNE = ("full", "lora", "qlora")
 
 DTYPES: dict[str, dict[str, Any]] = {
