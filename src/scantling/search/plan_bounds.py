@@ -84,6 +84,7 @@ class Bounds:
             self.gradients = self.states = 0.0
         c = q.chip.constants.step
         self.beside = c.exposed_tensor if r.overlap else c.serial
+        self.routed_beside = c.exposed_expert if r.overlap else c.serial
         self.kept: dict[tuple[int, int, int | None], dict[str, tuple[float, float]]] = {}
         self.layers: dict[tuple[int, int, int | None], Kernels] = {}
         self.experts: dict[tuple[int, int, int | None], float] = {}
@@ -151,8 +152,8 @@ class Bounds:
             alone = Plan(tp=tp, ep=ep, expert_tp=expert_tp, dp=q.cluster.n_gpu // tp,
                          micro_batch=batch, sequence_parallel=tp > 1)  # fmt: skip
             placed = placed_operators(q.spec, alone, q.context)
-            sent = expert_group(placed, alone, q.cluster)
-            self.experts[key] = float(sent) * self.beside * MARGIN / (batch * q.context)
+            sent = expert_group(placed, q.spec, alone, q.cluster)
+            self.experts[key] = float(sent) * self.routed_beside * MARGIN / (batch * q.context)
         return self.experts[key]
 
     def _shared(self, s: Split, zero: int) -> float:

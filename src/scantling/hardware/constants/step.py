@@ -31,7 +31,8 @@ class StepConstants(Fitted, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         fused: The same compiled or fused by hand.
         exposed: Share of sharing weights and gradients that is meant to hide behind compute and
             does not.
-        exposed_tensor: The same of what the ranks of a tensor, context or expert group send.
+        exposed_tensor: The same of what the ranks of a tensor or context group send, and stages.
+        exposed_expert: The same of tokens on their way to experts and back.
         hop_s: What a collective between nodes costs for each rank it passes.
         serial: Factor of communication that compute waits for.
         optimizer: Of the optimizer's bytes.
@@ -69,6 +70,7 @@ class StepConstants(Fitted, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     fused: float
     exposed: float
     exposed_tensor: float
+    exposed_expert: float
     hop_s: float
     serial: float
     optimizer: float
