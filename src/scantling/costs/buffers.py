@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from scantling.arith import Num, maximum, product
+from scantling.arith import Num, maximum, minimum, product
 from scantling.costs.activations import item
 from scantling.costs.ranks import Placed
 from scantling.costs.remember import remembered
@@ -97,7 +97,7 @@ def gradient_buffers(ops: tuple[Placed, ...], plan: Plan, recipe: Recipe) -> Gra
             head = head + op.n * op.k * b
         elif placed.layer:
             name = op.name.removeprefix(f"{placed.layer}.")
-            seen[name] = maximum(seen.get(name, 0), op.n * op.k * b)
+            seen[name] = maximum(seen.get(name, 0), op.n * op.k * minimum(op.times, 1) * b)
     if plan.zero >= 2:
         whole = _stage_weights(ops) if plan.pp > 1 else _layer_weights(ops)[0]
         return Gradients(whole * b, 0 if plan.pp > 1 else head)

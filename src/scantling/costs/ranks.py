@@ -127,7 +127,7 @@ def rank_spec(spec: Spec, plan: Plan, stage: int = 0) -> Spec:
 
     last = stage == plan.pp - 1
     stack = spec.decoder
-    layout = tuple(Run((k,), n) for k, n in stage_layers(stack, plan, stage).items())
+    layout = tuple(Run((k,), n) for k, n in _all_layers(stack, plan, stage).items())
     decoder = replace(
         stack, kinds=tuple(narrow(k) for k in stack.kinds), layout=layout,
         final_norm=stack.final_norm if last else None,
@@ -158,6 +158,11 @@ def stage_layers(stack: Stack, plan: Plan, stage: int) -> dict[str, Dim]:
         >>> stage_layers(catalog.model("deepseek-v3").decoder, Plan(pp=16), 0)
         {'dense': 3, 'moe': 1}
     """
+    return {k: n for k, n in _all_layers(stack, plan, stage).items() if is_array(n) or n}
+
+
+def _all_layers(stack: Stack, plan: Plan, stage: int) -> dict[str, Dim]:
+    """As ``stage_layers``, kinds that the stage lacks among them."""
     chunks = plan.pp * plan.virtual
     total: Any = stack.n_layer
     found: dict[str, Dim] = dict.fromkeys(stack.occurrences(), 0)
@@ -173,7 +178,7 @@ def stage_layers(stack: Stack, plan: Plan, stage: int) -> dict[str, Dim]:
                 slot = (high + (p - 1 - j)) // p - (low + (p - 1 - j)) // p
                 found[name] = found[name] + slot
             before = before + run.n
-    return {k: n for k, n in found.items() if is_array(n) or n}
+    return found
 
 
 # ---------------------------------------------------------------- operators of a rank
@@ -189,6 +194,8 @@ INSIDE = INPUT_SPLIT | {
     "projection", "experts_up", "coefficients", "factors", "mix",
 }  # fmt: skip
 """Products that read what their own module made, not the residual stream."""
+LAST = ("altup_merge", "hyper_head")
+"""What makes one stream of several behind the last layer."""
 WHOLE_PARTS = frozenset({"router", "norm", "other", "embedding"})
 
 
@@ -247,9 +254,14 @@ def _placed(spec: Spec, plan: Plan, context: int, stage: int) -> tuple[Placed, .
     found = []
     for op in operators(own, work):
         inside = op.name.startswith(("decoder.", "encoder."))
+        leaf = op.name.rpartition(".")[2]
         before = not inside and op.part != "lm_head" and "project_out" not in op.name
-        if before and stage > 0:
+        if (before or leaf.startswith("altup_make")) and stage > 0:
             continue
+        if leaf.startswith(LAST) and stage < plan.pp - 1:
+            continue
+        if not is_array(op.times) and not op.times:
+            continue  # a kind of layer that the stage lacks
         found.append(_place(op, plan, modules))
     return tuple(found)
 

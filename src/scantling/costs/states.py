@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from scantling.arith import Num, product
+from scantling.arith import Num, maximum, product
 from scantling.costs.activations import item
 from scantling.costs.adapters import adapter_parameters, frozen_bytes
 from scantling.costs.ranks import Placed, expert_tp
@@ -139,7 +139,8 @@ def _factors(t: Tensor) -> Any:
     if len(t.shape) < 2:
         return n
     sides: Any = t.shape[-2] + t.shape[-1]
-    return product(n, sides) / product(t.shape[-2], t.shape[-1])
+    area = product(t.shape[-2], t.shape[-1])  # 0 where a gate is split beyond its width
+    return product(n, sides) / maximum(area, 1)
 
 
 def _adapter_states(n: Any, recipe: Recipe) -> States:
