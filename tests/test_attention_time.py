@@ -9,8 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from scantling import catalog
 from scantling.costs.kernels.attention import Shape, decode_time, prefill_time, training_time
+from scantling.costs.time import attention_shape
 from scantling.hardware import chip
+from scantling.ops import operators
+from scantling.spec import Workload
 from scantling.validate.table import TABLES, NotScoredError, scores
 
 np = pytest.importorskip("numpy")
@@ -164,3 +168,37 @@ def test_a_latent_shared_by_all_heads_is_read_once():
     h100 = chip("h100")
     gain = decode_time(h100, "bf16", expanded).value_s / decode_time(h100, "bf16", latent).value_s
     assert 10 < gain < 71
+
+
+def test_attention_among_fp8_products_runs_at_16_bits():
+    h100 = chip("h100")
+    for time, shape in ((prefill_time, prompt(4096)), (decode_time, cached(4096))):
+        assert time(h100, "fp8", shape).value_s == time(h100, "bf16", shape).value_s
+    assert training_time(chip("v100"), "fp16", prompt(2048), "flash").value_s > 0
+
+
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+def test_an_operators_shape_has_its_flops(phase):
+    """Both count 2 (h_k + h_v) a visible pair; the shape is one of the operator's equal layers."""
+    for name in catalog.named():
+        spec, work = catalog.model(name), Workload(phase, 3, 4096)
+        for op in operators(spec, work):
+            if op.kind == "attention":
+                flops = attention_shape(op, work).flops * op.times
+                assert flops == pytest.approx(op.flops("causal")), (name, op.name)
+
+
+def test_an_operators_shape_has_the_heads_and_cache_of_the_model():
+    def cores(name, phase):
+        spec, work = catalog.model(name), Workload(phase, 2, 8192)
+        return [attention_shape(op, work) for op in operators(spec, work) if op.kind == "attention"]
+
+    (llama,) = cores("llama-3.1-8b", "prefill")
+    assert (llama.n_head, llama.n_kv_head, llama.d_key, llama.d_value) == (32, 8, 128, 128)
+    latent = cores("deepseek-v3", "decode")[0]
+    assert (latent.n_head, latent.n_kv_head) == (128, 1)
+    assert latent.kv_bytes == 2 * (512 + 64)
+    assert min(s.reach or 8192 for s in cores("gemma-3-27b", "decode")) == 1024
+    forward, *_, backward = cores("gemma-3-27b", "train")
+    assert backward.reach <= 2 * forward.reach
+    assert backward.flops == pytest.approx(forward.flops)

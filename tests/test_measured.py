@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from scantling import catalog
 from scantling.costs.kernels.attention import Shape, decode_time, prefill_time
 from scantling.costs.kernels.collective import collective_time
 from scantling.costs.kernels.measured import (
@@ -19,9 +20,12 @@ from scantling.costs.kernels.measured import (
     measured_time,
     tables,
 )
+from scantling.costs.measured import sourced_times
 from scantling.errors import FieldError
 from scantling.hardware import chip, chips, cluster
+from scantling.ops import operators
 from scantling.sources import sources
+from scantling.spec import Workload
 
 np = pytest.importorskip("numpy")
 needs_package = pytest.mark.skipif(
@@ -140,3 +144,24 @@ def test_experts_take_longer_the_more_tokens_there_are():
     got = [measured_time(chip("h100"), "experts", num_tokens=n, **at) for n in (512, 4096, 16384)]
     times = [g.time.value_s for g in got]
     assert times == sorted(times)
+
+
+@pytest.mark.parametrize("phase", ["prefill", "decode", "train"])
+def test_every_operator_has_a_time_and_says_where_it_is_from(phase):
+    spec, work = catalog.model("llama-3.1-8b"), Workload(phase, 4, 4096)
+    found = sourced_times(operators(spec, work), work, chip("h100"))
+    kinds = {s.kind for s in found}
+    assert "fitted" in kinds
+    if installed() is not None:
+        assert "measured" in kinds
+    for s in found:
+        assert s.time.lower_s <= s.time.low_s <= s.time.value_s <= s.time.high_s <= s.time.upper_s
+        assert (s.kind == "measured") is bool(s.source)
+
+
+@needs_package
+@pytest.mark.parametrize(("name", "phase"), [("llama-3.1-8b", "decode"), ("deepseek-v3", "decode")])
+def test_attention_of_a_served_model_is_measured(name, phase):
+    spec, work = catalog.model(name), Workload(phase, 8, 4096)
+    cores = [op for op in operators(spec, work) if op.kind == "attention"]
+    assert {s.kind for s in sourced_times(cores, work, chip("h100"))} == {"measured"}

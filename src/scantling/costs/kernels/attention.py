@@ -17,6 +17,7 @@ from scantling.costs.kernels.time import Terms, Time, spread, within
 from scantling.costs.remember import remembered
 from scantling.hardware import Chip
 from scantling.hardware.curve import interpolate
+from scantling.spec.workload import BITS, plain_dtype
 
 TILE = 128
 """Queries a block of a fused kernel works on: 128 in FlashAttention 2 and 3 up to width 256."""
@@ -131,7 +132,7 @@ def prefill_time(chip: Chip, dtype: str, shape: Shape, launches: Num = 1) -> Tim
 
     Args:
         chip: Where.
-        dtype: What its inputs are.
+        dtype: What the work around it runs at; attention itself at least at 16 bits.
         shape: Its dimensions.
         launches: Equal layers, each a call of its own.
 
@@ -147,7 +148,7 @@ def prefill_time(chip: Chip, dtype: str, shape: Shape, launches: Num = 1) -> Tim
     terms = prefill_terms(chip, dtype, shape)
     value = sum(terms)
     wide_by = spread(terms, c.prefill_spread, c.widen)
-    lower = maximum(shape.flops / chip.rate(dtype), _passes(chip, shape, 1, 1))
+    lower = maximum(shape.flops / _rate(chip, dtype), _passes(chip, shape, 1, 1))
     return within(lower, value, value * wide_by, wide_by, wide_by).times(launches)
 
 
@@ -173,7 +174,7 @@ def decode_time(chip: Chip, dtype: str, shape: Shape, launches: Num = 1) -> Time
 
     Args:
         chip: Where.
-        dtype: What its inputs are.
+        dtype: What the work around it runs at; attention itself at least at 16 bits.
         shape: Its dimensions, with one query or a few.
         launches: Equal layers, each a call of its own.
 
@@ -188,7 +189,7 @@ def decode_time(chip: Chip, dtype: str, shape: Shape, launches: Num = 1) -> Time
     terms = decode_terms(chip, dtype, shape)
     value = sum(terms)
     wide_by = spread(terms, c.decode_spread, c.widen)
-    lower = maximum(shape.flops / chip.rate(dtype), _passes(chip, shape, 1, 1))
+    lower = maximum(shape.flops / _rate(chip, dtype), _passes(chip, shape, 1, 1))
     return within(lower, value, value * wide_by, wide_by, wide_by).times(launches)
 
 
@@ -207,7 +208,7 @@ def decode_terms(chip: Chip, dtype: str, shape: Shape) -> Terms:
     reading = shape.cache_bytes / (c.decode_bandwidth * bandwidth) * idle
     blocks = product(heads, tiles) / sms * interpolate(shape.width, c.decode_block_s)
     padded = product(heads, tiles, CACHE_TILE, held, shape.both, 2)
-    compute = padded / (chip.rate(dtype) * c.decode_compute)
+    compute = padded / (_rate(chip, dtype) * c.decode_compute)
     powers = reading**OVERLAP + compute**OVERLAP + blocks**OVERLAP
     joined = powers ** (1 / OVERLAP)
     waiting = joined * (blocks**OVERLAP / powers)
@@ -232,7 +233,7 @@ def training_time(
 
     Args:
         chip: Where.
-        dtype: What its inputs are.
+        dtype: What the work around it runs at; attention itself at least at 16 bits.
         shape: Its dimensions.
         kernel: ``unfused``, ``flash``, ``flash2``, ``flash3`` or ``cudnn``.
         backward: Which pass.
@@ -251,7 +252,7 @@ def training_time(
     terms = training_terms(chip, dtype, shape, kernel, backward=backward)
     value = sum(terms)
     error = spread(terms, c.kernel(kernel).spread, c.widen)
-    lower = maximum(passes * shape.flops / chip.rate(dtype), _passes(chip, shape, passes, passes))
+    lower = maximum(passes * shape.flops / _rate(chip, dtype), _passes(chip, shape, passes, passes))
     return within(lower, value, value * error, error, error).times(launches)
 
 
@@ -277,7 +278,7 @@ def training_terms(
 
 def _compute(chip: Chip, dtype: str, shape: Shape, fraction: Num, width: Num) -> tuple[Num, Num]:
     """Seconds of the tiles on all SMs, and of the longest block on its own."""
-    each = 2 * width / (chip.rate(dtype) * fraction)
+    each = 2 * width / (_rate(chip, dtype) * fraction)
     work = product(shape.batch, shape.n_head, shape.tiled_pairs) * each
     seen: Any = shape.keys if shape.reach is None else minimum(shape.keys, shape.reach + TILE)
     longest = product(round_up(seen, TILE), TILE * _sms(chip)) * each
@@ -288,6 +289,13 @@ def _passes(chip: Chip, shape: Shape, queries: float, keys: float) -> Num:
     """Seconds of moving queries and outputs, and keys and values, so many times."""
     moved = shape.query_bytes * queries + shape.cache_bytes * keys
     return moved / chip.memory_bytes_per_s
+
+
+def _rate(chip: Chip, dtype: str) -> float:
+    """Attention multiplies at 16 bits, even where the products around it run at 8 or 4."""
+    if BITS.get(plain_dtype(dtype), 16) >= 16:
+        return chip.rate(dtype)
+    return chip.rate("fp16" if chip.rates.bf16 is None else "bf16")
 
 
 def _sms(chip: Chip) -> int:

@@ -60,6 +60,7 @@ class CollectiveConstants(Fitted, frozen=True, kw_only=True, forbid_unknown_fiel
         network_factor: Fraction of the network's bandwidth a large ring reaches.
         spread: How far latency, bytes by the quick protocol, chunks and bytes by the plain one may
             lie off: the logarithm of each one's factor, for a 90 % interval of their sum.
+        hosted_spread: The same of all time where chips reach each other through the host.
         network_spread: The same of all time between nodes, which is assumed.
         error: Mean absolute relative error from 16 MiB on.
     """
@@ -72,5 +73,6 @@ class CollectiveConstants(Fitted, frozen=True, kw_only=True, forbid_unknown_fiel
     network_factor: float
     spread: tuple[float, float, float, float]
     network_spread: float
+    hosted_spread: float
     error: float
     multicast: Multicast | None = None
