@@ -8,7 +8,7 @@ import csv
 import statistics
 
 import numpy as np
-from fitting import folds, hats, inside, lines
+from fitting import folds, hats, inside, lines, shortest
 from msgspec.structs import replace
 from scipy.optimize import least_squares
 
@@ -20,11 +20,14 @@ COLUMNS = ("input_layernorm", "post_attention_layernorm", "add", "mlp_act", "att
 FRACTIONS = {"copy": "bandwidth_factor", "norm": "norm", "activation": "activation",
              "rotary": "rotary"}  # fmt: skip
 SECONDS = (1e-6, 2e-6, 4e-6, 8e-6, 1.6e-5, 6.4e-5, 2.56e-4)
-TAILS = (0.055, 0.945)
 
 
 def launch(kind):
     return "launch_s" if kind == "copy" else f"{kind}_s"
+
+
+def row(kind):
+    return "row_s" if kind == "copy" else f"{kind}_row_s"
 
 
 class Light:
@@ -33,12 +36,12 @@ class Light:
     def __init__(self, of, rows):
         self.chip = chip(of)
         found = []
-        for row in rows:
+        for each in rows:
             for name in COLUMNS:
-                seconds = float(row[f"{name}_ms"] or 0) * 1e-3
+                seconds = float(each[f"{name}_ms"] or 0) * 1e-3
                 if seconds > 0:
-                    found.append((*light_work(row, name), seconds, row["model"]))
-        self.kind, self.moved, self.seconds, self.group = map(
+                    found.append((*light_work(each, name), seconds, each["model"]))
+        self.kind, self.moved, self.width, self.seconds, self.group = map(
             np.array, zip(*found, strict=True)
         )  # fmt: skip
 
@@ -46,18 +49,19 @@ class Light:
         """(value, low, high) by constants."""
         e = replace(self.chip.constants.elementwise, **found)
         on = replace(self.chip, constants=replace(self.chip.constants, elementwise=e))
-        kinds, moved = self.kind[keep], self.moved[keep]
+        kinds, moved, width = self.kind[keep], self.moved[keep], self.width[keep]
         parts = np.empty((3, len(moved)))
         for kind in FRACTIONS:
             of = kinds == kind
-            time = elementwise_time(on, moved[of], 1, kind)
+            time = elementwise_time(on, moved[of], 1, kind, width[of])
             parts[:, of] = time.value_s, time.low_s, time.high_s
         return parts
 
 
 def fit(tables, keeps=None):
     keeps = keeps or [slice(None)] * len(tables)
-    names = [*FRACTIONS.values(), *(launch(kind) for kind in FRACTIONS), "sharpness"]
+    names = [*FRACTIONS.values(), *(launch(kind) for kind in FRACTIONS),
+             *(row(kind) for kind in FRACTIONS), "sharpness"]  # fmt: skip
 
     def unpacked(x):
         return {n: float(np.exp(v)) for n, v in zip(names, x, strict=True)} | {"widen": 1.0}
@@ -70,9 +74,9 @@ def fit(tables, keeps=None):
         ]
         return np.concatenate(parts)
 
-    start = np.log([0.6] * 4 + [3e-6] * 4 + [2.0])
-    low = np.log([0.1] * 4 + [5e-7] * 4 + [1.2])
-    high = np.log([1.0] * 4 + [2e-5] * 4 + [8.0])
+    start = np.log([0.6] * 4 + [2e-6] * 4 + [1e-10] * 4 + [2.0])
+    low = np.log([0.1] * 4 + [5e-7] * 4 + [1e-13] * 4 + [1.2])
+    high = np.log([1.0] * 4 + [2e-5] * 4 + [2e-9] * 4 + [8.0])
     got = least_squares(residuals, start, bounds=(low, high), loss="soft_l1", f_scale=0.1)
     return unpacked(got.x)
 
@@ -92,7 +96,7 @@ def with_scale(value, seconds, kinds, found):
         of = kinds == kind
         spreads[f"{kind}_spread"] = float(np.quantile(np.abs(logs[of]) / scale[of], 0.88))
         scale[of] *= spreads[f"{kind}_spread"]
-    below, above = np.quantile(logs / scale, TAILS)
+    below, above = shortest(logs / scale)
     error = np.median(np.abs(value / seconds - 1))
     knots = tuple(zip(SECONDS, np.log2(points).tolist(), strict=True))
     spreads |= {"spread_rows": ((1, 0.0),), "spread_s": knots}

@@ -128,7 +128,7 @@ def op_time(op: Op, workload: Workload, chip: Chip, attention: str = "flash3") -
         return product_time(op, workload, chip)
     if op.kind == "scan":
         return stream_time(chip, workload.dtype, flops, moved, launches)
-    return elementwise_time(chip, moved, launches, LIGHT.get(op.kind, "copy"))
+    return elementwise_time(chip, moved, launches, LIGHT.get(op.kind, "copy"), op.n)
 
 
 def product_time(op: Op, workload: Workload, chip: Chip) -> Time:

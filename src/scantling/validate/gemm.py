@@ -90,22 +90,22 @@ def _scored(row: CsvRow, group: str, actual: float, time: Time, factor: float) -
     )  # fmt: skip
 
 
-def light_work(row: CsvRow, name: str) -> tuple[Light, float]:
-    """The kind of a column of the table of layers, and the bytes it moves: BF16, by its widths."""
+def light_work(row: CsvRow, name: str) -> tuple[Light, float, float]:
+    """The kind of a column of the table of layers, the bytes it moves in BF16, and its width."""
     width = int(row["d_model"])
     head = width / int(row["n_head"])
     tp = int(row["tp"])
     heads = int(row["n_head"]) + int(row["n_kv_head"])
     passes = 3 if row["gated_mlp"] == "True" else 2
-    kinds: dict[str, tuple[Light, float]] = {
-        "input_layernorm": ("norm", 2 * width),
-        "post_attention_layernorm": ("norm", 2 * width),
-        "add": ("copy", 3 * width),
-        "mlp_act": ("activation", passes * int(row["ffn_dim"]) / tp),
-        "attn_rope": ("rotary", 2 * heads * head / tp),
+    kinds: dict[str, tuple[Light, float, float]] = {
+        "input_layernorm": ("norm", 2, width),
+        "post_attention_layernorm": ("norm", 2, width),
+        "add": ("copy", 3, width),
+        "mlp_act": ("activation", passes, int(row["ffn_dim"]) / tp),
+        "attn_rope": ("rotary", 2, heads * head / tp),
     }
-    kind, elements = kinds[name]
-    return kind, 2 * elements * int(row["num_tokens"])
+    kind, times, elements = kinds[name]
+    return kind, 2 * times * elements * int(row["num_tokens"]), elements
 
 
 def projection(row: CsvRow, name: str) -> tuple[int, int]:
@@ -127,8 +127,8 @@ def _light(name: str) -> None:
     """Register a column of light work."""
 
     def predict(row: CsvRow) -> Scored:
-        kind, moved = light_work(row, name)
-        time = elementwise_time(chip(row["gpu"]), moved, 1, kind)
+        kind, moved, width = light_work(row, name)
+        time = elementwise_time(chip(row["gpu"]), moved, 1, kind, width)
         return _scored(row, row["model"], _measured(row, name), time, MS)
 
     reads("layer_ops_vidur.csv", f"{name}, ms")(predict)

@@ -14,20 +14,25 @@ CACHE = 3.0
 
 
 @remembered(lambda chip, *given, **named: (id(chip), given, tuple(named.items())))
-def elementwise_time(chip: Chip, moved: Num, launches: Num = 1, kind: Light = "copy") -> Time:
+def elementwise_time(
+    chip: Chip, moved: Num, launches: Num = 1, kind: Light = "copy", width: Num = 0
+) -> Time:
     """The time to read and write so many bytes.
 
-        time = (launch^p + (bytes / (fraction × bandwidth))^p)^(1/p)
+        launch = launch of the kind + width × an element's part
+        time   = (launch^p + (bytes / (fraction × bandwidth))^p)^(1/p)
 
-    for each launch; a norm reads a row twice and adds it up in between, so it reaches less of
-    the bandwidth than an addition. What a neighbour left in the L2 cache need not come from
-    memory: the lower bound takes so many bytes at three times the bandwidth.
+    for each launch. However few the rows, one is worked out by one block, element after element.
+    A norm reads a row twice and adds it up in between, so it reaches less of the bandwidth than
+    an addition. What a neighbour left in the L2 cache need not come from memory: the lower bound
+    takes so many bytes at three times the bandwidth.
 
     Args:
         chip: Where.
         moved: Bytes read and written, of all launches together.
         launches: Kernels; 0 where a neighbour does the work.
         kind: What is done.
+        width: Elements of a row.
 
     Example:
         >>> from scantling.hardware import chip
@@ -36,10 +41,10 @@ def elementwise_time(chip: Chip, moved: Num, launches: Num = 1, kind: Light = "c
         True
     """
     e = chip.constants.elementwise
-    fraction, launch_s, spread = e.at(kind)
+    fraction, launch_s, row_s, spread = e.at(kind)
     ideal = moved / chip.memory_bytes_per_s
     memory = ideal / fraction
-    launch = launches * launch_s
+    launch = launches * (launch_s + width * row_s)
     value = (launch**e.sharpness + memory**e.sharpness) ** (1 / e.sharpness)
     one: Num = value / maximum(launches, 1)
     kept: Num = minimum(moved, chip.l2_bytes or 0)

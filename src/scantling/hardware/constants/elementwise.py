@@ -23,6 +23,10 @@ class ElementwiseConstants(Scattered, frozen=True, kw_only=True, forbid_unknown_
         activation_s: What the smallest activation takes.
         rotary: The fraction that turning queries and keys reaches.
         rotary_s: What the smallest of it takes.
+        row_s: What each element of a row adds to the smallest addition: a block works it out alone.
+        norm_row_s: The same of a norm.
+        activation_row_s: The same of an activation.
+        rotary_row_s: The same of turning queries and keys.
         sharpness: p of the p-norm that joins launch and bytes.
         copy_spread: How many times as far as the rest additions and copies are off.
         norm_spread: The same of norms.
@@ -40,17 +44,22 @@ class ElementwiseConstants(Scattered, frozen=True, kw_only=True, forbid_unknown_
     activation_s: float
     rotary: float
     rotary_s: float
+    row_s: float = 0.0
+    norm_row_s: float = 0.0
+    activation_row_s: float = 0.0
+    rotary_row_s: float = 0.0
     sharpness: float = 2.0
     copy_spread: float = 1.0
     norm_spread: float = 1.0
     activation_spread: float = 1.0
     rotary_spread: float = 1.0
 
-    def at(self, kind: Light) -> tuple[float, float, float]:
-        """The fraction of the bandwidth, the launch and the spread of a kind."""
+    def at(self, kind: Light) -> tuple[float, float, float, float]:
+        """The fraction of the bandwidth, the launch, an element's part of it, and the spread."""
         spread: float = getattr(self, f"{kind}_spread")
         if kind == "copy":
-            return self.bandwidth_factor, self.launch_s, spread
+            return self.bandwidth_factor, self.launch_s, self.row_s, spread
         fraction: float = getattr(self, kind)
         launch_s: float = getattr(self, f"{kind}_s")
-        return fraction, launch_s, spread
+        row_s: float = getattr(self, f"{kind}_row_s")
+        return fraction, launch_s, row_s, spread
