@@ -115,7 +115,7 @@ def context_group(placed: Sequence[Placed], plan: Plan, cluster: Cluster, contex
 
 @remembered(
     lambda placed, spec, plan, cluster: (
-        id(placed), plan.tp, plan.ep, plan.expert_tp, id(cluster)
+        id(placed), spec, plan.tp, plan.ep, plan.expert_tp, id(cluster)
     )
 )  # fmt: skip
 def expert_group(placed: Sequence[Placed], spec: Spec, plan: Plan, cluster: Cluster) -> Num:
