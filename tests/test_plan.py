@@ -213,6 +213,16 @@ def test_phases_are_planned_one_by_one_and_added():
     assert both.bill.ideal_s.value_s == pytest.approx(whole)
 
 
+def test_a_phase_that_does_not_fit_is_a_no():
+    status, out, _ = run("llama-3.1-70b", "--gpus", 8, "--phases", "1B@2k,1B@1M", "--batch",
+                         "8seqs", "--dtype", "bf16", "--optimizer", "sgd", "--json")  # fmt: skip
+    told = json.loads(out)
+
+    assert status == 1
+    assert told["verdict"] == "does not fit"
+    assert [p["verdict"] for p in told["phases"]][1] == "does not fit"
+
+
 # ---------------------------------------------------------------- the question
 
 
@@ -235,6 +245,7 @@ def test_a_batch_is_sequences_or_tokens(given, context, sequences):
         (("llama-3.1-8b", "--gpu", "h1000"), "h1000 is not known"),
         (("llama-3.1-8b", "--gpu", "a100", "--dtype", "fp8"), "has no rate on a100-sxm-80gb"),
         (("llama-3.1-8b", "--dtype", "mxfp8"), "needs tensor cores with a scale a block"),
+        (("gpt2", "--context", "2k"), "is more than the 1,024 positions"),
         (("llama-3.1-8b", "--net", "fast"), "is not a network speed"),
         (("llama-3.1-8b", "--tp", "3"), "tp 3 must divide gpus 8"),
         (("llama-3.1-8b", "--ep", "2"), "ep 2 needs a model with experts"),

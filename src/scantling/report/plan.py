@@ -31,8 +31,9 @@ def to_json(found: Plans) -> dict[str, Any]:
     if found.choice is None:
         answer["closest"] = closest_json(found)
     else:
-        assert found.bill is not None
-        answer |= trial_json(found.choice, q) | bill_json(found.bill, q)
+        answer |= trial_json(found.choice, q)
+        if found.bill is not None:  # there is none where a later phase does not fit
+            answer |= bill_json(found.bill, q)
         if q.method is not None:
             answer["finetune"] = finetune_json(found)
         answer["hyperparameters"] = hyperparameters(found)

@@ -17,7 +17,7 @@ from scantling.costs.count import CONVENTIONS, Convention, parameters
 from scantling.errors import FieldError, UnknownNameError
 from scantling.hardware import Chip, Cluster, cluster
 from scantling.laws.hyperparameters import batch_tokens, tuning_batch
-from scantling.spec import Spec, has
+from scantling.spec import Spec, dimensions, has
 from scantling.spec.plan import Adapter, Recipe
 from scantling.units import count_text, parse_context, parse_count
 
@@ -184,6 +184,11 @@ def question(
     if price is not None and not 0 < price < 1e6:
         raise FieldError("price", price, "must be above zero")
     rounds = _phases(one.spec, phases, tokens, context, assumed, fine=method is not None)
+    rows = dimensions(one.spec).get("rows")
+    for phase in rounds:
+        if rows is not None and phase.context > int(rows):
+            rule = f"is more than the {int(rows):,} positions the model has learned"
+            raise FieldError("context", phase.context, rule, "give a shorter one")
     size = _batch(batch, rounds, n, assumed, fine=method is not None)
     return Question(
         name=one.name, spec=one.spec, cluster=where, recipe=recipe, phases=rounds,
