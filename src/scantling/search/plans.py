@@ -310,11 +310,14 @@ def _bounded(q: Question, found: list[Group], held: Held) -> NDArray[np.float64]
         batches = np.array(g.batches, dtype=np.float64)
         counts = q.batch / g.split.dp / batches
         least = bounds.least_bytes(g.split, g.zero, batches, counts)
+        fit = {mode: least[mode] <= q.chip.usable_bytes for mode in modes}
+        held.too_large += len(batches) * len(modes) - sum(int(may.sum()) for may in fit.values())
+        if not any(may[0] for may in fit.values()):  # the smallest micro-batch holds least
+            continue
         floor = bounds.least_seconds(g.split, g.zero, batches, counts)
         for j, mode in enumerate(modes):
-            may = least[mode] <= q.chip.usable_bytes
+            may = fit[mode]
             n = int(may.sum())
-            held.too_large += len(may) - n
             rows.append(np.stack([
                 floor[mode][may], bounds.surely(least[mode][may]), np.full(n, i), np.full(n, j),
                 np.flatnonzero(may),
