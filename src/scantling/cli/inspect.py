@@ -94,14 +94,7 @@ def _analyze_one(name: str, given: dict[str, Any], *, several: bool) -> None:
         return
     reasons = _why(after, given) if given["why"] else []
     if given["as_json"]:
-        answer = after.to_json()
-        if given["changes"]:
-            answer["before"] = before.to_json()
-        if reasons:
-            answer["why"] = {given["why"]: reasons}
-        if given["aligned"]:
-            answer["alignment"] = _aligned(after, given)
-        show_json(answer, lines=several)
+        show_json(_answer(after, before, reasons, given), lines=several)
         return
     from scantling.report import text
 
@@ -126,6 +119,18 @@ def _analyze_one(name: str, given: dict[str, Any], *, several: bool) -> None:
         from scantling.report.alignment_text import print_alignment
 
         print_alignment(out, _aligned(after, given))
+
+
+def _answer(after: Any, before: Any, reasons: list[str], given: dict[str, Any]) -> dict[str, Any]:
+    """What ``--json`` prints."""
+    answer: dict[str, Any] = after.to_json()
+    if given["changes"]:
+        answer["before"] = before.to_json()
+    if reasons:
+        answer["why"] = {given["why"]: reasons}
+    if given["aligned"]:
+        answer["alignment"] = _aligned(after, given)
+    return answer
 
 
 def _aligned(a: Any, given: dict[str, Any]) -> dict[str, Any]:

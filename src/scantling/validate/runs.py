@@ -339,3 +339,21 @@ def flops_a_chip(row: CsvRow, run: Run) -> float:
         head: Any = sum((op.flops() for op in ops if op.part == "lm_head"), start=0)
         forward = forward + (forward - head) / 3
     return float(3 * forward) * run.plan.global_batch / run.cluster.n_gpu
+
+
+PASSES = {
+    "forward": "forward", "forward+backward (checkpointed)": "both",
+    "forward+backward+AdamW (checkpointed)": "step",
+}  # fmt: skip
+
+
+def single(row: CsvRow, *, compiled: bool) -> Run:
+    """One chip, PyTorch eager or compiled, SDPA: its cuDNN kernel, layers computed again."""
+    plan = Plan(zero=0, micro_batch=int(row["batch"]), recompute="full")
+    recipe = Recipe(
+        fused=compiled, optimizer="adamw" if PASSES[row["workload"]] == "step" else "none",
+        master=None, gradients="bf16", moments="bf16",
+    )  # fmt: skip
+    return Run(spec=catalog.resolve(row["model"]).spec, plan=plan, recipe=recipe,
+               cluster=cluster(row["gpu"], 1, 1), context=int(row["seq_len"]),
+               group=row["model"])  # fmt: skip

@@ -39,6 +39,9 @@ class StepConstants(Fitted, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         optimizer: Of the optimizer's bytes.
         gap_eager_s: What each kernel adds that its predecessor does not hide, run eagerly.
         gap_fused_s: The same compiled or with few kernels.
+        launch_eager_s: What the host takes to launch a kernel, run eagerly from Python: where
+            that is longer than the kernels, the chip waits.
+        launch_fused_s: The same compiled.
         wait_experts_s: What a pass through a layer of experts adds where the host waits for sizes.
         offload_bytes_per_s: Optimizer bytes a rank passes to and from the host in a second.
         decode: Factor of a decoding step over its kernels, on one chip.
@@ -77,6 +80,8 @@ class StepConstants(Fitted, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     optimizer: float
     gap_eager_s: float
     gap_fused_s: float
+    launch_eager_s: float
+    launch_fused_s: float
     wait_experts_s: float
     offload_bytes_per_s: float
     decode: float
