@@ -1,7 +1,7 @@
 """scantling chooses, checks and tests the dimensions of language models.
 
-The verbs of the command line are functions here: ``analyze``, ``compare``, ``design``,
-``export``, ``trace``.
+The verbs of the command line are functions here: ``analyze``, ``calibrate``, ``compare``,
+``design``, ``export``, ``plan``, ``trace``, ``validate``.
 Names are found on first use, so that importing the package costs a few milliseconds.
 
 Example:
@@ -26,15 +26,20 @@ NAMES = {
     "ScantlingError": "scantling.errors",
     "Spec": "scantling.spec",
     "Workload": "scantling.spec",
+    "calibrate": "scantling.calibrate",
     "chip": "scantling.hardware",
     "compare": "scantling.report.compare",
     "design": "scantling.search",
     "export": "scantling.formats.registry",
+    "extend": "scantling.formats.context",
     "law": "scantling.laws",
     "load": "scantling.catalog",
     "model": "scantling.catalog",
     "parameters": "scantling.costs.count",
+    "plan": "scantling.search.plans",
+    "rope": "scantling.report.rope",
     "trace": "scantling.report.trace",
+    "validate": "scantling.validate",
     "vary": "scantling.spec",
 }
 """Public names and where they live."""

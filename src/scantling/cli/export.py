@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from scantling.cli.options import CONTEXT, apply_set, as_json, assumed, show_assumed, show_json
+from scantling.cli.rope import read_factors
 from scantling.errors import FieldError
 
 
@@ -15,7 +16,10 @@ from scantling.errors import FieldError
 @click.option("--to", "target", required=True, metavar="FORMAT",
               help="hf, megatron, torchtitan, litgpt, nanotron, gguf, vllm.")  # fmt: skip
 @click.option("--context", type=CONTEXT, help="Stretch the rotary positions to so many tokens.")
-@click.option("--rope", metavar="KIND", help="How: yarn, linear, dynamic, llama3.")
+@click.option("--rope", metavar="KIND", help="How: yarn, linear, dynamic, llama3, longrope, "
+              "ntk (scantling analyze --rope compares them).")  # fmt: skip
+@click.option("--rope-factors", "factors", type=click.Path(path_type=Path), metavar="FILE",
+              help="With --rope longrope: JSON with short_factor and long_factor.")  # fmt: skip
 @click.option("--original-context", "original", type=CONTEXT,
               help="Tokens the model was trained on, where its config says more.")  # fmt: skip
 @click.option("--set", "changes", multiple=True, metavar="FIELD=V", help="Change the model first.")
@@ -24,7 +28,7 @@ from scantling.errors import FieldError
 @as_json
 def export(
     model: str, target: str, context: int | None, rope: str | None, original: int | None,
-    changes: tuple[str, ...], out: Path | None, assume: bool, as_json: bool,
+    factors: Path | None, changes: tuple[str, ...], out: Path | None, assume: bool, as_json: bool,
 ) -> int:  # fmt: skip
     """Write a model as config of another tool.
 
@@ -39,12 +43,15 @@ def export(
         raise FieldError(given, context or rope, f"needs {other}")
     if original is not None and context is None:
         raise FieldError("--original-context", original, "needs --context and --rope")
+    if factors is not None and rope != "longrope":
+        raise FieldError("--rope-factors", str(factors), "needs --context and --rope longrope")
     one = catalog.load(model, assume=assume)
     show_assumed(one.notes)
     spec = apply_set(one.spec, changes)
     notes: tuple[str, ...] = ()
     if context is not None and rope is not None:
-        longer = extend(spec, context, rope, original)
+        tables = None if factors is None else read_factors(factors)
+        longer = extend(spec, context, rope, original, tables)
         spec, notes = longer.spec, longer.notes
     found = write(spec, target)
     notes = tuple(dict.fromkeys((*notes, *found.notes)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from msgspec import Struct
@@ -15,8 +15,8 @@ from scantling.costs.count import Convention, forward_flops
 from scantling.costs.exposed import Traffic, held, shown, traffic
 from scantling.costs.passes import Pass, memory_s, one_pass, rotary
 from scantling.costs.pipeline import schedule
-from scantling.costs.ranks import placed_operators
-from scantling.hardware import Cluster
+from scantling.costs.ranks import Placed, placed_operators
+from scantling.hardware import Chip, Cluster
 from scantling.hardware.constants import StepConstants
 from scantling.ops import Op, operators
 from scantling.spec import Spec, Workload, dtype_bytes
@@ -97,7 +97,7 @@ def terms(spec: Spec, plan: Plan, recipe: Recipe, context: int, cluster: Cluster
     if recipe.optimizer not in {"sgd", "none"}:
         each = each + 4 * dtype_bytes(recipe.moments)
     moved = owned * each * trained
-    on_chip = memory_s(cluster.chip, moved)
+    on_chip = memory_s(cluster.chip, moved) * by_tensor(placed, recipe, cluster.chip)
     handled = weights * trained * handled_bytes(plan, recipe)
     if recipe.adapter is not None and recipe.adapter.packed:
         handled = handled + weights * UNPACKED_BYTES
@@ -107,6 +107,24 @@ def terms(spec: Spec, plan: Plan, recipe: Recipe, context: int, cluster: Cluster
         memory_s(cluster.chip, handled), 0.0 if recipe.offload else on_chip,
         moved if recipe.offload else 0.0, spec.n_layer, mtp_passes,
     )  # fmt: skip
+
+
+def by_tensor(placed: Iterable[Placed], recipe: Recipe, chip: Chip) -> Num:
+    """The factor on the optimizer's time where the size of each tensor counts.
+
+    A kernel of the optimizer reads one and writes one of a tensor's size.
+    """
+    e = chip.constants.elementwise
+    if not e.slower:
+        return 1.0
+    size, whole = dtype_bytes(recipe.gradients), 0.0
+    slow: Num = 0.0
+    for tensor in (t for p in placed for t in p.op.tensors if not t.buffer and not t.alias):
+        total: Any = tensor.size()
+        slow = slow + total * e.slowed(2 * size * tensor.each())
+        whole = whole + total
+    share: Num = slow / whole
+    return share
 
 
 class Parts(Struct, frozen=True):
@@ -146,7 +164,8 @@ def assemble(t: Terms, plan: Plan, recipe: Recipe, c: StepConstants) -> Parts:
     tensor = sent.tensor_s + (sent.tensor_again_s if plan.recompute == "full" else 0.0)
     beside = c.exposed_tensor if recipe.overlap else c.serial
     routed = c.exposed_expert if recipe.overlap else c.serial
-    inside = beside * (tensor + sent.context_s) + routed * sent.expert_s
+    inside = beside * sent.context_s + routed * sent.expert_s
+    inside = inside + (c.serial if sent.apart else beside) * tensor
     inside = inside + 2 * plan.virtual * beside * sent.pipeline_s
     m = plan.n_micro_batch
     sharing: Num = 0.0
@@ -222,8 +241,8 @@ def handled_bytes(plan: Plan, recipe: Recipe) -> float:
 
 ERRORS = {
     "narrow": "error_narrow", "experts": "error_experts", "experts_narrow": "error_experts",
-    "scan": "error_experts", "attention": "error_attention",
-    "light": "error_light", "cold": "error_light", "kernels": "error_light",
+    "scan": "error_experts", "attention": "error_attention", "light": "error_light",
+    "loss": "error_light", "cold": "error_light", "kernels": "error_light",
 }  # fmt: skip
 """Which error each kind of work has beside that of the whole step."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -22,6 +23,8 @@ class Scored(Struct, frozen=True, kw_only=True):
         predicted: What we say.
         low: The lower end of our 90 % interval; None where the number is exact.
         high: The upper end.
+        by: What the report breaks the error of a table down by; empty is the chip, the precision
+            and the subset, where the table has such columns.
     """
 
     row: str
@@ -30,6 +33,7 @@ class Scored(Struct, frozen=True, kw_only=True):
     predicted: float
     low: float | None = None
     high: float | None = None
+    by: str = ""
 
 
 class NotScoredError(ScantlingError):
@@ -42,6 +46,24 @@ class NotScoredError(ScantlingError):
     def __init__(self, reason: str, *, excluded: bool = False) -> None:
         super().__init__(reason)
         self.excluded = excluded
+
+
+class MissingColumnError(ScantlingError):
+    """A table lacks a column that its reader needs."""
+
+
+class TableRow(dict[str, str]):
+    """A row that answers a column it lacks with an error for people.
+
+    Example:
+        >>> TableRow({"m": "1024"})["n"]
+        Traceback (most recent call last):
+        ...
+        scantling.validate.table.MissingColumnError: the table has no column 'n'
+    """
+
+    def __missing__(self, column: str) -> str:
+        raise MissingColumnError(f"the table has no column {column!r}")
 
 
 class Reader(Struct, frozen=True, kw_only=True):
@@ -74,12 +96,51 @@ def reads(table: str, quantity: str, *, exact: bool = False) -> Callable[[Any], 
     return register
 
 
+def number(row: CsvRow, column: str) -> float:
+    """A cell as a number.
+
+    Raises:
+        NotScoredError: If it is empty or none.
+
+    Example:
+        >>> number({"batch": "16.0"}, "batch")
+        16.0
+    """
+    text = row[column]
+    try:
+        return float(text)
+    except ValueError:
+        shown = f"{text!r} is no number" if text else "is empty"
+        raise NotScoredError(f"{column} {shown}") from None
+
+
+def score(reader: Reader, row: CsvRow) -> Scored | NotScoredError:
+    """One row's score, or why there is none.
+
+    A cell that cannot be read must not cost the other rows their score, so it is a reason too.
+    """
+    try:
+        found = reader.predict(row)
+    except NotScoredError as reason:
+        return reason
+    except ScantlingError as error:
+        return NotScoredError(str(error))
+    except LookupError as error:
+        return NotScoredError(f"nothing is known of {error}")
+    except (
+        ValueError,
+        TypeError,
+        ArithmeticError,
+    ) as error:  # negative sizes end in complex numbers
+        return NotScoredError(f"a cell cannot be used: {error}")
+    ends = [found.actual, found.predicted]
+    ends += [end for end in (found.low, found.high) if end is not None]
+    if not all(math.isfinite(end) and end >= 0 for end in ends):
+        return NotScoredError("the measured or the predicted value is not a number from zero up")
+    return found
+
+
 def scores(reader: Reader, rows: list[CsvRow]) -> Iterator[Scored | NotScoredError]:
     """Each row's score, or why there is none."""
     for row in rows:
-        try:
-            yield reader.predict(row)
-        except NotScoredError as reason:
-            yield reason
-        except ScantlingError as error:
-            yield NotScoredError(str(error))
+        yield score(reader, row)

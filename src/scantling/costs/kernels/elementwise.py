@@ -5,6 +5,7 @@ from __future__ import annotations
 from scantling.arith import Num, maximum, minimum
 from scantling.costs.kernels.scatter import scattered
 from scantling.costs.kernels.time import Time
+from scantling.costs.remember import remembered
 from scantling.hardware import Chip
 from scantling.hardware.constants.elementwise import Light
 
@@ -12,9 +13,11 @@ CACHE = 3.0
 """How many times as fast as memory the L2 cache is at most."""
 
 
+@remembered(lambda chip, *given, **named: (id(chip), given, tuple(named.items())))
 def elementwise_time(
-    chip: Chip, moved: Num, launches: Num = 1, kind: Light = "copy", width: Num = 0
-) -> Time:
+    chip: Chip, moved: Num, launches: Num = 1, kind: Light = "copy", width: Num = 0,
+    pieces: Num | None = None,
+) -> Time:  # fmt: skip
     """The time to read and write so many bytes.
 
         launch = launch of the kind + width × an element's part
@@ -31,6 +34,8 @@ def elementwise_time(
         launches: Kernels; 0 where a neighbour does the work.
         kind: What is done.
         width: Elements of a row.
+        pieces: Equal parts the bytes are moved in, where their size counts (``slower`` of the
+            constants); None where it does not.
 
     Example:
         >>> from scantling.hardware import chip
@@ -42,6 +47,8 @@ def elementwise_time(
     fraction, launch_s, row_s, spread = e.at(kind)
     ideal = moved / chip.memory_bytes_per_s
     memory = ideal / fraction
+    if pieces is not None:
+        memory = memory * e.slowed(moved / pieces)
     launch = launches * (launch_s + width * row_s)
     value = (launch**e.sharpness + memory**e.sharpness) ** (1 / e.sharpness)
     one: Num = value / maximum(launches, 1)

@@ -30,6 +30,7 @@ class StepConstants(Fitted, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         scan: Of scans and short convolutions.
         eager: Of work that moves bytes, one kernel an operation.
         fused: The same compiled or fused by hand.
+        loss: Of the bytes of the loss over the vocabulary, over that of other light work.
         exposed: Share of sharing weights and gradients that is meant to hide behind compute and
             does not.
         exposed_tensor: The same of what the ranks of a tensor or context group send, and stages.
@@ -97,6 +98,7 @@ class StepConstants(Fitted, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     error_sent: float
     error_bubble: float
     error_split: float
+    loss: float = 1.0
 
     @classmethod
     def default(cls) -> StepConstants:
