@@ -135,6 +135,8 @@ class Parts(Struct, frozen=True):
     bubble_s: Num
     communication_s: Num
     optimizer_s: Num
+    starved_s: Num = 0.0
+    """The part of compute in which the chip waits for the host's launches."""
 
     @property
     def step_s(self) -> Num:
@@ -157,7 +159,8 @@ def assemble(t: Terms, plan: Plan, recipe: Recipe, c: StepConstants) -> Parts:
         again = forward - one.core.seconds(c, recipe) - 0.5 * one.products.seconds(c, recipe)
     light = c.fused if recipe.fused else c.eager
     layers = forward + light * t.handled_s + one.backward.seconds(c, recipe) + again
-    layers = maximum(layers, launching(t, plan, recipe, c))
+    launched = maximum(layers, launching(t, plan, recipe, c))
+    starved, layers = plan.n_micro_batch * (launched - layers) / plan.pp, launched
     head, embedding = one.head.seconds(c, recipe), one.embedding.seconds(c, recipe)
     if t.mtp_passes:  # each is one more layer and one more output product
         head = head * (1 + t.mtp_passes) + layers * (t.mtp_passes / n_layer)
@@ -184,7 +187,7 @@ def assemble(t: Terms, plan: Plan, recipe: Recipe, c: StepConstants) -> Parts:
     communication = m * inside / plan.pp
     optimizer = c.optimizer * t.optimizer_s + t.offload_bytes / c.offload_bytes_per_s
     return Parts(busy - communication, m * again / plan.pp, bubble, communication + sharing,
-                 optimizer)  # fmt: skip
+                 optimizer, starved)  # fmt: skip
 
 
 def launching(t: Terms, plan: Plan, recipe: Recipe, c: StepConstants) -> Num:
@@ -263,7 +266,7 @@ def concerned(
         sent = t.sent.expert_s * (plan.n_micro_batch / plan.pp) / step
         found["error_experts"] = found.get("error_experts", 0.0) + sent
     found["error_sent"] = parts.communication_s / step
-    found["error_bubble"] = parts.bubble_s / step
+    found["error_bubble"] = (parts.bubble_s + parts.starved_s) / step
     if plan.tp * plan.pp > 1:
         found["error_split"] = parts.compute_s / step
     return found

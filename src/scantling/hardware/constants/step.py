@@ -56,7 +56,7 @@ class StepConstants(Fitted, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         error_attention: Of attention.
         error_light: Of work that moves bytes, and of gaps between kernels.
         error_sent: Of communication that shows.
-        error_bubble: Of the bubble.
+        error_bubble: Of the bubble, and of waiting for the host.
         error_split: Of all that is computed where tensors or layers are split.
     """
 
