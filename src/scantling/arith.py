@@ -6,6 +6,7 @@ formula serves one model, exactly, and a column of a million models.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, cast
 
 from msgspec import Meta
@@ -77,6 +78,20 @@ def maximum(a: Any, b: Any) -> Any:
 
         return np.maximum(a, b)
     return max(a, b)
+
+
+def log2(a: Any) -> Any:
+    """The logarithm to base 2, elementwise on arrays.
+
+    Example:
+        >>> log2(8)
+        3.0
+    """
+    if is_array(a):
+        import numpy as np
+
+        return np.log2(a)
+    return math.log2(a)
 
 
 def product(*factors: Num) -> Num:

@@ -9,13 +9,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from scantling.arith import Num, product, wide
+from scantling.arith import Num, maximum, minimum, product, wide
 from scantling.costs.cache import cache_bytes
-from scantling.costs.kernels import Time, attention_time, elementwise_time, gemm_time
+from scantling.costs.kernels import (
+    Shape,
+    Time,
+    decode_time,
+    elementwise_time,
+    gemm_time,
+    prefill_time,
+    training_time,
+)
 from scantling.costs.kernels.time import NO_TIME
 from scantling.hardware import Chip
 from scantling.ops import Op
-from scantling.spec import Workload, dtype_bytes
+from scantling.spec import Workload, dtype_bytes, kv_dtype_bytes
 
 LAUNCHED = {"matmul", "attention", "scan", "norm"}
 """Kinds with a kernel of their own; lighter work is fused into them by every runtime."""
@@ -48,22 +56,69 @@ def moved_bytes(op: Op, workload: Workload) -> Num:
     return moved
 
 
-def op_time(op: Op, workload: Workload, chip: Chip) -> Time:
-    """The time of one operator, all its repeats together."""
+def attention_shape(op: Op, workload: Workload) -> Shape:
+    """The dimensions of an attention operator, its layers taken for equal.
+
+    A cache says how wide keys and values are: an absorbed latent is one head; without a cache,
+    as in an encoder, each query head is taken to have its own.
+    """
+    both: Any = op.k // (2 if op.backward else 1)
+    heads: Any = op.repeat // (op.times * workload.batch)
+    cache, size = op.cache, dtype_bytes(workload.dtype)
+    kept: Any = 0 if cache is None else maximum(cache.per_token, cache.cross)
+    kv_heads: Any = heads
+    kv_bytes: Any = both * size
+    if cache is not None and cache.expanded is None:
+        kv_heads = maximum(1, kept // both)
+    if workload.phase == "decode" and cache is not None:
+        kv_heads = 1 if cache.expanded is not None else kv_heads
+        kv_bytes = kept * kv_dtype_bytes(workload.kv_dtype) / kv_heads
+    reach: Any = None if cache is None else cache.limit
+    if cache is None and op.visible is not None:  # a backward pass: twice the keys seen on average
+        reach = minimum(op.n, 2 * op.visible / op.m)
+    return Shape(
+        batch=workload.batch, queries=op.m, keys=op.n, n_head=heads, n_kv_head=kv_heads,
+        d_key=both // 2, d_value=both - both // 2, visible=op.visible, kv_bytes=kv_bytes,
+        reach=reach,
+    )  # fmt: skip
+
+
+def _attention(op: Op, workload: Workload, chip: Chip, kernel: str) -> Time:
+    shape = attention_shape(op, workload)
+    if workload.phase == "decode":
+        return decode_time(chip, workload.dtype, shape, op.times)
+    if workload.phase == "train":
+        return training_time(
+            chip, workload.dtype, shape, kernel, backward=op.backward, launches=op.times
+        )
+    return prefill_time(chip, workload.dtype, shape, op.times)
+
+
+def op_time(op: Op, workload: Workload, chip: Chip, attention: str = "flash3") -> Time:
+    """The time of one operator, all its repeats together.
+
+    Args:
+        op: Which.
+        workload: What it is part of.
+        chip: Where.
+        attention: The generation of the attention kernel in training; prefill and decode use
+            those of the engines that were measured.
+    """
     flops = op.flops("causal")
     moved = moved_bytes(op, workload)
     launches: Any = wide(op.times) if op.kind in LAUNCHED else 0
     if op.kind == "attention":
-        width: Any = op.k // (4 if op.backward else 2)  # k counts key and value, twice backward
-        return attention_time(chip, workload.dtype, flops, moved, width, launches)
+        return _attention(op, workload, chip, attention)
     if op.kind in {"matmul", "scan"}:
         return gemm_time(chip, workload.dtype, flops, moved, launches)
     return elementwise_time(chip, moved, launches)
 
 
-def total_time(ops: Sequence[Op], workload: Workload, chip: Chip) -> Time:
-    """The time of a list of operators run one after another."""
+def total_time(
+    ops: Sequence[Op], workload: Workload, chip: Chip, attention: str = "flash3"
+) -> Time:
+    """The time of a list of operators run one after another; see ``op_time``."""
     total = NO_TIME
     for op in ops:
-        total = total + op_time(op, workload, chip)
+        total = total + op_time(op, workload, chip, attention)
     return total

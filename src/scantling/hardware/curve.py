@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import itertools
+from typing import TypeAlias
 
-from scantling.arith import Dim, Num, maximum, minimum
+from scantling.arith import Num, maximum, minimum
+
+Points: TypeAlias = tuple[tuple[float, float], ...]
+"""Where a curve passes, in rising x."""
 
 
-def interpolate(x: Dim, points: tuple[tuple[int, float], ...]) -> Num:
+def interpolate(x: Num, points: Points) -> Num:
     """A curve of straight pieces through points, flat beyond its ends; elementwise on arrays.
 
     With points (x₀, y₀), (x₁, y₁), … in rising x, each piece adds its slope times the part of it

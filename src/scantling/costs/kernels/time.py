@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any, TypeAlias
+
 from msgspec import Struct
 
 from scantling.arith import Num, maximum, minimum
+
+Terms: TypeAlias = tuple[Num, ...]
+"""Seconds of each part of a time."""
 
 
 class Time(Struct, frozen=True):
@@ -64,3 +70,23 @@ def within(
     upper = maximum(upper_s, value)
     low, high = maximum(value / below, lower_s), minimum(value * above, upper)
     return Time(lower_s, low, value, high, upper)
+
+
+def spread(terms: Terms, errors: tuple[float, ...], widen: float) -> Num:
+    """The factor from a value to the end of its interval, from what is wrong about each term.
+
+    A time of terms t₁ + t₂ + …, each off by a factor of exp(eᵢ) one way, is off by about
+    exp(Σ eᵢ tᵢ / Σ tᵢ): a time that one well-known term makes up is well known.
+
+    Args:
+        terms: Seconds of each.
+        errors: eᵢ, the logarithm of each term's factor.
+        widen: What the logarithm of the factor is multiplied by.
+
+    Example:
+        >>> round(spread((1.0, 3.0), (0.4, 0.0), 1.0), 3)
+        1.105
+    """
+    total: Any = sum(terms)
+    weighted: Any = sum(t * e for t, e in zip(terms, errors, strict=True))
+    return math.e ** (weighted / total * widen)  # type: ignore[no-any-return]

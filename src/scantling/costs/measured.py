@@ -1,0 +1,101 @@
+"""Operators timed by measured tables where they reach, by the fitted model elsewhere, labelled."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from msgspec import Struct
+
+from scantling.costs.kernels.measured import (
+    Measured,
+    measured_decode,
+    measured_gemm,
+    measured_prefill,
+    measured_time,
+    tables,
+)
+from scantling.costs.kernels.time import Time
+from scantling.costs.time import attention_shape, op_time
+from scantling.hardware import Chip
+from scantling.ops import Op
+from scantling.spec import Workload
+
+
+class Sourced(Struct, frozen=True, kw_only=True):
+    """A time and where it is from.
+
+    Args:
+        op: The operator.
+        time: Its time, all its repeats together. The bounds are always those of the model.
+        kind: ``measured`` or ``fitted``.
+        source: The table, or nothing.
+    """
+
+    op: str
+    time: Time
+    kind: Literal["measured", "fitted"]
+    source: str = ""
+
+
+def sourced_time(op: Op, workload: Workload, chip: Chip, framework: str | None = None) -> Sourced:
+    """The time of one operator: measured if a table holds it, else fitted.
+
+    Args:
+        op: Which, with numbers for dimensions: tables are not looked up for columns.
+        workload: What it is part of. In training attention is fitted: the tables are of serving.
+        chip: Where.
+        framework: The serving stack whose tables to read; None is the first that has an answer.
+
+    Example:
+        >>> from scantling import catalog
+        >>> from scantling.hardware import chip
+        >>> from scantling.ops import operators
+        >>> work = Workload("prefill", 1, 4096)
+        >>> first = operators(catalog.model("llama-3.1-8b"), work)[1]
+        >>> sourced_time(first, work, chip("mi300x")).kind
+        'fitted'
+    """
+    fitted = op_time(op, workload, chip)
+    found = _found(op, workload, chip, framework)
+    if found is None:
+        return Sourced(op=op.name, time=fitted, kind="fitted")
+    t = found.time.times(op.times)
+    time = Time(
+        min(fitted.lower_s, t.low_s), t.low_s, t.value_s, t.high_s, max(fitted.upper_s, t.high_s)
+    )
+    return Sourced(op=op.name, time=time, kind="measured", source=found.source)
+
+
+def sourced_times(
+    ops: Sequence[Op], workload: Workload, chip: Chip, framework: str | None = None
+) -> tuple[Sourced, ...]:
+    """The same of each operator of a list."""
+    return tuple(sourced_time(op, workload, chip, framework) for op in ops)
+
+
+def _found(op: Op, workload: Workload, chip: Chip, framework: str | None) -> Measured | None:
+    """What the tables say of one of the operator's equal kernels."""
+    if op.kind == "matmul":
+        if op.repeat != op.times or any(t.experts is not None for t in op.tensors):
+            return None
+        return measured_gemm(chip, workload.dtype, int(op.m), int(op.n), int(op.k), framework)
+    if op.kind != "attention" or workload.phase == "train":
+        return None
+    shape = attention_shape(op, workload)
+    latent = op.cache is not None and op.cache.expanded is not None
+    if latent:
+        names = tables().dtype
+        at = {"mla_dtype": names["bf16"], "num_heads": shape.n_head, "batch_size": shape.batch,
+              "kv_cache_dtype": names.get(workload.kv_dtype, workload.kv_dtype)}  # fmt: skip
+        if workload.phase == "decode":
+            return measured_time(chip, "latent_decode", framework, keys=shape.keys, **at)
+        return measured_time(chip, "latent_prefill", framework, isl=shape.queries, step=0, **at)
+    if shape.d_value != shape.d_key:
+        return None
+    if workload.phase == "decode":
+        return measured_decode(chip, workload.kv_dtype, shape, framework)
+    return measured_prefill(chip, "bf16", shape, framework)
+
+
+__all__ = ["Sourced", "sourced_time", "sourced_times"]
