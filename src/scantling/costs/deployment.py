@@ -1,0 +1,577 @@
+"""Whether a model can be served as asked: splits, quantisation blocks, kernels; what would do."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from scantling.arith import Dim, Num, ceil_div, round_up
+from scantling.costs.flash import fused_kernels, takes, tile
+from scantling.costs.parallel import (
+    Problem,
+    kv_replication,
+    near_kv,
+    near_multiple,
+    nearest_change,
+    problems,
+    tp_reasons,
+)
+from scantling.costs.quantize import Flat, Grouped, Mixed, Scheme, scheme, support
+from scantling.costs.ranks import Placed, expert_tp, padded_vocab, placed_operators
+from scantling.costs.weights import ALONE, is_packed
+from scantling.errors import FieldError, UnknownNameError
+from scantling.hardware import Chip, cluster
+from scantling.ops import Tensor
+from scantling.sources import read_data
+from scantling.spec import GroupedAttention, LatentAttention, Spec, vary
+from scantling.spec.plan import Plan
+from scantling.spec.vary import nodes
+
+# ---------------------------------------------------------------- one width
+
+
+class Shard(Struct, frozen=True):
+    """A width cut into equal parts for ranks, against units that must stay whole."""
+
+    units: Num
+    """In the whole width."""
+    per_rank: Num
+    units_per_rank: Num
+    ok: Any
+    """Whether each rank has a whole number of units: a bool, or an array of them."""
+
+
+def shard(width: Dim, degree: int, unit: int) -> Shard:
+    """A width over ranks: units must be whole on each.
+
+    Args:
+        width: Inputs or outputs of a matrix.
+        degree: Ranks.
+        unit: What shares a scale: a group, or a side of a block.
+
+    Example:
+        >>> shard(896, 2, 128).units_per_rank, shard(896, 2, 64).ok
+        (3.5, True)
+    """
+    each: Any = width / degree
+    part: Any = width / (degree * unit)
+    whole: Any = width / unit
+    return Shard(_whole(whole), _whole(each), _whole(part), width % (degree * unit) == 0)
+
+
+def _whole(n: Any) -> Any:
+    return int(n) if isinstance(n, float) and n.is_integer() else n
+
+
+class Padded(Struct, frozen=True):
+    """The widths on both sides that every one of some degrees can split."""
+
+    padded: Dim
+    """The next above: zeros are added and nothing is lost."""
+    trimmed: Dim
+    """The next below: weights are dropped, which changes the model."""
+    text: str
+
+
+def padded_width(width: int, unit: int, degrees: Sequence[int]) -> Padded:
+    """The nearest widths that keep units whole at every one of some degrees.
+
+    Example:
+        >>> padded_width(29568, 128, (2, 4, 8)).text
+        'pad 29568 with zeros to 29696 (232 units of 128); 28672 would drop weights, which is lossy'
+    """
+    step = unit * math.lcm(*degrees)
+    above, below = round_up(width, step), width // step * step
+    text = f"pad {width} with zeros to {above} ({above // unit} units of {unit})"
+    if above == width:
+        text = f"{width} is {width // unit} units of {unit}, whole at {', '.join(map(str, degrees))}"
+    elif below:
+        text += f"; {below} would drop weights, which is lossy"
+    return Padded(above, below, text)
+
+
+# ---------------------------------------------------------------- shapes of one product
+
+
+class Product(Struct, frozen=True):
+    """A matrix against what a dtype's products ask."""
+
+    rows_ok: Any
+    columns_ok: Any
+    padded_rows: Dim
+    padded_columns: Dim
+    advised: int
+    """The multiple of columns that the library's authors advise."""
+    advised_columns: Dim
+    text: str
+
+
+def gemm_shape(rows: Dim, columns: Dim, dtype: str = "fp8") -> Product:
+    """Whether a matrix can enter a product in a dtype, and what it is padded to.
+
+    Tokens are a dimension, too: a batch of 1 or 50 is refused in FP8 unless it is padded.
+
+    Args:
+        rows: The product of all dimensions but the last: outputs of a weight, or batch × tokens.
+        columns: The last dimension.
+        dtype: ``fp8``, ``mxfp8`` or ``nvfp4``.
+
+    Raises:
+        UnknownNameError: If no rule of the dtype is known.
+
+    Example:
+        >>> gemm_shape(896, 712).text
+        '896 rows are a multiple of 8; 712 columns are no multiple of 16 (712 mod 16 = 8): pad to \
+720, or to 736 (a multiple of 32), or keep the matrix in bf16'
+    """
+    known = read_data("quantization.toml")["gemm"]
+    if dtype not in known:
+        raise UnknownNameError("dtype", dtype, known)
+    r, c, advised = known[dtype]["rows"], known[dtype]["columns"], known[dtype]["advised"]
+    tall, wide, best = round_up(rows, r), round_up(columns, c), round_up(columns, advised)
+    text = ""
+    if isinstance(rows, int) and isinstance(columns, int):
+        text = f"{rows} rows are a multiple of {r}" if rows == tall else (
+            f"{rows} rows are no multiple of {r} ({rows} mod {r} = {rows % r}): pad to {tall}")
+        text += f"; {columns} columns are a multiple of {c}" if columns == wide else (
+            f"; {columns} columns are no multiple of {c} ({columns} mod {c} = {columns % c}): pad "
+            f"to {wide}, or to {best} (a multiple of {advised}), or keep the matrix in bf16")
+    return Product(rows % r == 0, columns % c == 0, tall, wide, advised, best, text)
+
+
+class Tokens(Struct, frozen=True):
+    """A multiple to which a grouped product pads the tokens of each expert."""
+
+    dtype: str
+    multiple: int
+    since: str
+    """The release or change that has it."""
+    sources: tuple[str, ...] = ()
+
+
+def token_groups(dtype: str) -> tuple[Tokens, ...]:
+    """What grouped products ask of the tokens of an expert, one entry a release.
+
+    Raises:
+        UnknownNameError: If no rule of the dtype is known.
+
+    Example:
+        >>> [(t.multiple, t.since) for t in token_groups("bf16")]
+        [(1, 'torchtitan PR 2255 (2026)'), (8, 'torchtitan before PR 2255')]
+    """
+    rows = [
+        Tokens(e["dtype"], e["multiple"], e["since"], tuple(e["sources"]))
+        for e in read_data("quantization.toml")["tokens"]
+    ]
+    found = tuple(sorted((t for t in rows if t.dtype == dtype), key=lambda t: t.multiple))
+    if not found:
+        raise UnknownNameError("dtype", dtype, {t.dtype for t in rows})
+    return found
+
+
+# ---------------------------------------------------------------- matrices of a split model
+
+
+class Cut(Struct, frozen=True):
+    """One side of a packed matrix on a rank, against the units of its scheme."""
+
+    tensor: str
+    side: Literal["in", "out"]
+    width: int
+    """Of the whole matrix."""
+    degree: int
+    per_rank: Num
+    unit: int
+    units_per_rank: Num
+    ok: bool
+    merged: bool
+    """Whether it lies in one product with others, where each must align for itself."""
+    kernel: str = ""
+    """What the fast kernel says against it, where the scheme itself does not."""
+
+    @property
+    def text(self) -> str:
+        """In words, with the numbers."""
+        ways = f"{self.width} / {self.degree} = {self.per_rank:g}" if self.degree > 1 else str(
+            self.width)  # fmt: skip
+        side = "inputs" if self.side == "in" else "outputs"
+        count = f"{self.units_per_rank:g} units of {self.unit}"
+        whole = "" if self.ok else ", not a whole number"
+        return f"{self.tensor}: {ways} {side} are {count}{whole}"
+
+
+def cuts(spec: Spec, quant: Scheme | str, plan: Plan = ALONE) -> tuple[Cut, ...]:
+    """Every side of a packed matrix whose groups or blocks a split could cut.
+
+    A group runs along the inputs, so it is cut where a rank has a slice of the inputs (``o``,
+    ``down``), or does not fill the matrix at all. A block is also cut along the outputs, of each
+    matrix for itself where several are one product (q, k, v; gate and up): even unsplit.
+
+    Args:
+        spec: One model.
+        quant: A scheme or its name.
+        plan: How it is split.
+
+    Example:
+        >>> from scantling import catalog
+        >>> found = cuts(catalog.model("qwen2.5-0.5b"), "gptq-int4", Plan(tp=2))
+        >>> [c.text for c in found if not c.ok]
+        ['decoder.layer.attention.o: 896 / 2 = 448 inputs are 3.5 units of 128, not a whole number']
+    """
+    one = scheme(quant) if isinstance(quant, str) else quant
+    rank = {
+        t.name: t for p in placed_operators(spec, replace(plan, pp=1), 1) for t in p.op.tensors
+    }
+    found = []
+    for placed in placed_operators(spec, Plan(), 1):
+        matrices = [t for t in placed.op.tensors if is_packed(one, placed, t)]
+        for t in matrices:
+            found += _sides(one, placed, t, rank[t.name], plan, merged=len(matrices) > 1)
+    return tuple(found)
+
+
+def _sides(
+    one: Scheme, placed: Placed, t: Tensor, own: Tensor, plan: Plan, *, merged: bool
+) -> Iterator[Cut]:
+    degree = expert_tp(plan) if t.experts is not None else plan.tp
+    out, inner = int(t.shape[0]), int(t.shape[1])
+    split_in = degree if placed.split == "in" else 1
+    split_out = degree if placed.split == "out" else 1
+    n = out / split_out if out % split_out or out // split_out > int(own.shape[0]) else int(
+        own.shape[0])  # fmt: skip
+    k = inner / split_in
+    kernel = _kernel(one, n, k)
+    unit = _in_unit(one)
+    if unit > 1:
+        part = k / unit
+        ok = k % unit == 0 or (placed.split == "in" and split_in == 1 and isinstance(
+            one.packing, Flat)) or (one.out_unit > 1 and split_in == 1)  # fmt: skip
+        yield Cut(t.name, "in", inner, split_in, _whole(k), unit, _whole(part), ok, merged, kernel)
+    unit = max(one.out_unit, one.out_multiple)
+    if unit > 1 and placed.split != "whole":
+        checked = split_out > 1 or merged or one.out_multiple > 1
+        ok = not checked or n % unit == 0
+        degree = round(out / n) if n == int(n) and out % int(n) == 0 else split_out
+        yield Cut(t.name, "out", out, degree, _whole(n), unit, _whole(n / unit), ok, merged, kernel)
+
+
+def _in_unit(one: Scheme) -> int:
+    """Inputs that must stay together on a rank; none where blocks are dealt out whole.
+
+    Schemes with one scale a matrix or an output cut nothing, but their kernels ask for a multiple.
+    """
+    if one.dealt or isinstance(one.packing, Mixed):
+        return 1
+    if isinstance(one.packing, Flat):
+        return one.packing.block
+    return max(one.in_unit, one.multiple)
+
+
+def _kernel(one: Scheme, n: Num, k: Num) -> str:
+    """What fast kernels say of a rank's matrix; empty where they take it."""
+    if not one.tiles or any(n % a == 0 and k % b == 0 for a, b in one.tiles):
+        strict = one.strict
+        if strict is None or (n % strict[0] == 0 and k % strict[1] == 0):
+            return ""
+        odd = f"k {k:g} is no multiple of {strict[1]}" if k % strict[1] else (
+            f"n {n:g} is no multiple of {strict[0]}")  # fmt: skip
+        return f"Marlin kernels of older releases do not take it: {odd} on a rank"
+    pairs = " or ".join(f"n % {a} and k % {b}" for a, b in one.tiles)
+    return f"Marlin kernels take {pairs}; n {n:g}, k {k:g} is padded, or runs on a slower kernel"
+
+
+# ---------------------------------------------------------------- degrees
+
+
+def valid_tp(spec: Spec, quant: Scheme | str = "bf16", most: int = 128) -> list[int]:
+    """Tensor-parallel degrees that heads, feed-forwards and the scheme's groups allow.
+
+    Experts are split by the same degree; with expert parallelism they need not be, see ``Plan``.
+
+    Args:
+        spec: One model.
+        quant: A scheme or its name.
+        most: The largest degree asked for.
+
+    Example:
+        >>> from scantling import catalog
+        >>> spec = catalog.model("qwen2.5-0.5b")
+        >>> valid_tp(spec), valid_tp(spec, "gptq-int4"), valid_tp(spec, "gptq-int4-g32")
+        ([1, 2, 14], [1], [1, 2, 14])
+    """
+    one = scheme(quant) if isinstance(quant, str) else quant
+    return [
+        n for n in range(1, most + 1)
+        if not any(tp_reasons(spec, n)) and not any(expert_reasons(spec, n))
+        and all(c.ok for c in cuts(spec, one, Plan(tp=n)))
+    ]  # fmt: skip
+
+
+def expert_reasons(spec: Spec, degree: int) -> Iterator[str]:
+    """Why experts cannot be split by tensor over so many ranks."""
+    for width in sorted({int(n.d_expert) for _, n in nodes(spec) if hasattr(n, "d_expert")}):
+        if width % degree:
+            yield f"{width} columns of an expert cannot be split over TP {degree}"
+
+
+FIELDS = {
+    "o": "n_head", "q": "n_head", "q_up": "n_head", "kv_up": "n_head", "down": "d_ff",
+    "gate": "d_ff", "up": "d_ff", "experts_down": "d_expert", "experts_up": "d_expert",
+    "experts_gate": "d_expert", "shared_down": "d_shared", "shared_up": "d_shared",
+    "shared_gate": "d_shared",
+}  # fmt: skip
+"""The dimension whose slice a side of a matrix is."""
+
+
+def nearest_shape(spec: Spec, degree: int, quant: Scheme | str = "bf16") -> dict[str, int]:
+    """The smallest changes of shape that make a tensor-parallel degree valid: field -> value.
+
+    First what divides heads and columns (``nearest_change``), then, for every group or block still
+    cut, the nearest multiple of unit × degree; heads move in whole heads.
+
+    Returns:
+        Empty where it is valid already, or where no such change is known to help.
+
+    Example:
+        >>> from scantling import catalog
+        >>> nearest_shape(catalog.model("qwen2.5-0.5b"), 2, "gptq-int4")
+        {'n_head': 16, 'n_kv_head': 2}
+        >>> nearest_shape(catalog.model("qwen3-30b-a3b"), 4, "fp8-block")
+        {'d_expert': 1024}
+    """
+    one = scheme(quant) if isinstance(quant, str) else quant
+    changes = nearest_change(spec, "tp", degree)
+    for width in {int(n.d_expert) for _, n in nodes(spec) if hasattr(n, "d_expert")}:
+        if width % degree:
+            changes["d_expert"] = near_multiple(width, degree)
+    for c in cuts(_changed(spec, changes), one, Plan(tp=degree)):
+        field = FIELDS.get(c.tensor.rpartition(".")[2])
+        inside = c.side == "out" or c.tensor.rpartition(".")[2].endswith(("o", "down"))
+        if c.ok or field is None or not inside:
+            continue
+        step, width = c.unit * degree, c.width
+        if field == "n_head":
+            heads = changes.get("n_head", int(spec.n_head))
+            each = width // heads
+            step = step // math.gcd(step, each)
+            changes["n_head"] = near_multiple(heads, step)
+            if any(isinstance(n, GroupedAttention) for _, n in nodes(spec)):
+                kv = changes.get("n_kv_head", int(spec.n_kv_head))
+                changes["n_kv_head"] = near_kv(kv, changes["n_head"], degree)
+        else:
+            changes[field] = near_multiple(width, step)
+    after = _changed(spec, changes)
+    good = all(c.ok for c in cuts(after, one, Plan(tp=degree)))
+    return changes if good and not any(tp_reasons(after, degree)) else {}
+
+
+def _changed(spec: Spec, changes: dict[str, int]) -> Spec:
+    return vary(spec, **changes) if changes else spec
+
+
+# ---------------------------------------------------------------- heads and kernels
+
+
+def head_widths(spec: Spec) -> dict[tuple[int, int], str]:
+    """The (key, value) widths that attention kernels meet, and a layer that has each.
+
+    Latent attention decodes absorbed: keys of rank + rotary width, values of the rank.
+
+    Example:
+        >>> from scantling import catalog
+        >>> head_widths(catalog.model("deepseek-v3"))
+        {(192, 128): 'decoder.dense.attention, prefill', (576, 512): 'decoder.dense.attention, decode'}
+    """  # noqa: E501 - an example is one line
+    found: dict[tuple[int, int], str] = {}
+    for path, node in nodes(spec):
+        if isinstance(node, GroupedAttention):
+            width = int(node.d_head)
+            value = width if getattr(node, "d_value", None) is None else int(node.d_value)  # type: ignore[attr-defined]
+            found.setdefault((width, value), path)
+        elif isinstance(node, LatentAttention):
+            rope, nope = int(node.d_rope), int(node.d_nope)
+            rank = int(node.kv_rank)
+            found.setdefault((nope + rope, int(node.d_value)), f"{path}, prefill")
+            found.setdefault((rank + rope, rank), f"{path}, decode")
+    return found
+
+
+def head_notes(spec: Spec, chip: Chip) -> tuple[str, ...]:
+    """What attention kernels say of each head width of a model on a chip.
+
+    Nothing where some kernel takes a width as it is. All kinds of layer are looked at, not the
+    first alone.
+    """
+    found = []
+    for (key, value), where in head_widths(spec).items():
+        taken = {name: takes(name, chip, key, value) for name in fused_kernels()}
+        if any(t.verdict == "yes" for t in taken.values()):
+            continue
+        found.append(f"{where}: " + width_note(chip, key, value))
+    return tuple(found)
+
+
+def width_note(chip: Chip, d_key: int, d_value: int | None = None) -> str:
+    """What is to be said of a head width that no kernel of the table takes as it is on a chip."""
+    value = d_key if d_value is None else d_value
+    limits = read_data("quantization.toml")["heads"]
+    least, most = limits["least"], limits["most"]
+    shown = str(d_key) if value == d_key else f"{d_key} with values of {value}"
+    parts = []
+    if not least <= d_key <= most:
+        parts.append(f"head width {shown} is outside [{least},{most}] of common kernels")
+    taken = [takes(name, chip, d_key, value) for name in fused_kernels()]
+    parts += [t.reason for t in taken if t.verdict == "padded"][:1]
+    if not parts:
+        parts.append("; ".join(t.reason for t in taken))
+    if d_key > most and chip.shared_max_bytes is not None and tile(chip, d_key) is None:
+        room = chip.shared_max_bytes // 1024 - 1
+        parts.append(
+            f"no tile of queries, keys and values fits the shared memory limit of {room} KiB a "
+            f"block on {chip.name}; a kernel that splits the head, or one without fusion, is left"
+        )
+    return "; ".join(parts)
+
+
+# ---------------------------------------------------------------- a deployment
+
+
+class Deployment(Struct, frozen=True):
+    """Whether a model can be served as asked, and what to know of it."""
+
+    valid: bool
+    problems: tuple[Problem, ...]
+    """Why it cannot."""
+    warnings: tuple[str, ...]
+    """What costs memory or speed."""
+    degrees: list[int]
+    """Tensor-parallel degrees that would be valid in this scheme."""
+    nearest: dict[str, int]
+    """The nearest change of shape that would make the degree valid."""
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """All of it in words, one line each."""
+        advice = []
+        if not self.valid and self.degrees:
+            advice.append(f"valid TP: {', '.join(map(str, self.degrees))}")
+        if self.nearest:
+            changes = ", ".join(f"{k} {v}" for k, v in self.nearest.items())
+            advice.append(f"nearest shape that would do: {changes}")
+        return (*(p.reason for p in self.problems), *self.warnings, *advice)
+
+
+def deployment(
+    spec: Spec, chip: Chip, plan: Plan = ALONE, quant: Scheme | str = "bf16", context: int = 1
+) -> Deployment:
+    """Whether a model can be served on chips as asked.
+
+    Args:
+        spec: One model.
+        chip: The chip, as many as the plan asks for.
+        plan: How it is split; ``tp``, ``ep``, ``pp`` and ``dp`` count.
+        quant: A scheme or its name.
+        context: Tokens of a sequence.
+
+    Raises:
+        UnknownNameError: If no scheme has that name.
+
+    Example:
+        >>> from scantling import catalog
+        >>> from scantling.hardware import chip
+        >>> d = deployment(catalog.model("qwen3-30b-a3b"), chip("h100"), Plan(tp=4), "fp8-block")
+        >>> d.valid, d.degrees, d.nearest
+        (False, [1, 2], {'d_expert': 1024})
+    """
+    one = scheme(quant) if isinstance(quant, str) else quant
+    own = replace(plan, sequence_parallel=False)
+    found = list(_split_problems(spec, own, chip, context))
+    divided = not any(tp_reasons(spec, plan.tp)) and plan.tp > 0
+    sides = cuts(spec, one, own) if divided and not found else ()
+    found += [Problem("quant", f"{one.name}: {text}") for text in _cut_lines(sides)]
+    can = support(one, chip)
+    if can.verdict == "no":
+        found.append(Problem("quant", can.reason))
+    warnings = [*_copies(spec, plan), *_vocabulary(spec, plan), *head_notes(spec, chip)]
+    warnings += dict.fromkeys(f"{c.tensor}: {c.kernel}" for c in sides if c.ok and c.kernel)
+    if one.quantised and can.verdict == "weights":
+        warnings.append(can.reason)
+    blocked = any(p.field in {"tp", "expert_tp", "quant"} for p in found)
+    stuck = blocked and can.verdict != "no"
+    degrees = valid_tp(spec, one) if stuck else []
+    changes = nearest_shape(spec, plan.tp, one) if stuck and plan.tp > 1 else {}
+    advice = _expert_advice(spec, plan) if any(".experts" in p.reason for p in found) else ()
+    return Deployment(not found, tuple(found), (*warnings, *advice), degrees, changes)
+
+
+def _split_problems(spec: Spec, plan: Plan, chip: Chip, context: int) -> Iterator[Problem]:
+    if min(plan.tp, plan.pp, plan.dp, plan.cp) < 1:
+        low = next(f for f in ("tp", "pp", "dp", "cp") if getattr(plan, f) < 1)
+        yield Problem(low, f"{low} is {getattr(plan, low)}; it must be at least 1")
+        return
+    whole = cluster(chip, plan.n_gpu, plan.n_gpu)
+    yield from (p for p in problems(spec, plan, whole, context) if p.field != "sequence_parallel")
+
+
+def _cut_lines(sides: Sequence[Cut]) -> list[str]:
+    return list(dict.fromkeys(c.text for c in sides if not c.ok))
+
+
+def _copies(spec: Spec, plan: Plan) -> Iterator[str]:
+    """KV heads and latents that several ranks hold."""
+    if plan.tp < 2:
+        return
+    counts = sorted({int(n.n_kv_head) for _, n in nodes(spec) if isinstance(n, GroupedAttention)})
+    for count in counts:
+        share = kv_replication(count, plan.tp)
+        if share.copies > 1 and plan.tp % count == 0:
+            yield (
+                f"{count} KV heads on TP {plan.tp}: each is held {share.copies} times, so the cache "
+                f"of all ranks together is {share.copies} times that of one chip"
+            )
+    if any(isinstance(n, LatentAttention) for _, n in nodes(spec)):
+        yield (
+            f"latent attention on TP {plan.tp}: every rank holds the whole latent, so the cache of "
+            f"all ranks together is {plan.tp} times that of one chip; split attention by data "
+            "instead"
+        )
+
+
+def _vocabulary(spec: Spec, plan: Plan) -> Iterator[str]:
+    padded = padded_vocab(int(spec.vocab_size), plan.tp)
+    if padded != spec.vocab_size:
+        yield f"the vocabulary of {int(spec.vocab_size)} is padded to {padded} for TP {plan.tp}"
+
+
+def _expert_advice(spec: Spec, plan: Plan) -> Iterator[str]:
+    counts = {int(n.n_expert) for _, n in nodes(spec) if hasattr(n, "n_expert")}
+    if plan.tp > 1 and counts and all(n % plan.tp == 0 for n in counts):
+        yield f"use EP {plan.tp} for the experts instead of TP: each stays whole on its rank"
+
+
+def check(deployed: Deployment, plan: Plan) -> None:
+    """Raise the first problem of a deployment as an error.
+
+    Raises:
+        FieldError: In one line, with the degrees that are valid.
+    """
+    if deployed.valid:
+        return
+    first = deployed.problems[0]
+    value = getattr(plan, first.field, None)
+    hint = f"use tp {' or '.join(map(str, deployed.degrees[:6]))}" if deployed.degrees else ""
+    raise FieldError(first.field, value, f"cannot be served: {first.reason}", hint)
+
+
+def largest_power_of_two(degrees: Sequence[int]) -> int:
+    """The largest degree that is a power of two.
+
+    Example:
+        >>> largest_power_of_two([1, 2, 4, 7, 14])
+        4
+    """
+    return max(n for n in degrees if n & (n - 1) == 0)
