@@ -9,7 +9,8 @@ from typing import Any, Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from scantling.arith import Dim, Num, ceil_div, round_up
+from scantling.arith import Num
+from scantling.costs.blocks import whole_number
 from scantling.costs.flash import fused_kernels, takes, tile
 from scantling.costs.parallel import (
     Problem,
@@ -20,158 +21,16 @@ from scantling.costs.parallel import (
     problems,
     tp_reasons,
 )
-from scantling.costs.quantize import Flat, Grouped, Mixed, Scheme, scheme, support
+from scantling.costs.quantize import Scheme, scheme, support
 from scantling.costs.ranks import Placed, expert_tp, padded_vocab, placed_operators
 from scantling.costs.weights import ALONE, is_packed
-from scantling.errors import FieldError, UnknownNameError
+from scantling.errors import FieldError
 from scantling.hardware import Chip, cluster
 from scantling.ops import Tensor
 from scantling.sources import read_data
 from scantling.spec import GroupedAttention, LatentAttention, Spec, vary
 from scantling.spec.plan import Plan
 from scantling.spec.vary import nodes
-
-# ---------------------------------------------------------------- one width
-
-
-class Shard(Struct, frozen=True):
-    """A width cut into equal parts for ranks, against units that must stay whole."""
-
-    units: Num
-    """In the whole width."""
-    per_rank: Num
-    units_per_rank: Num
-    ok: Any
-    """Whether each rank has a whole number of units: a bool, or an array of them."""
-
-
-def shard(width: Dim, degree: int, unit: int) -> Shard:
-    """A width over ranks: units must be whole on each.
-
-    Args:
-        width: Inputs or outputs of a matrix.
-        degree: Ranks.
-        unit: What shares a scale: a group, or a side of a block.
-
-    Example:
-        >>> shard(896, 2, 128).units_per_rank, shard(896, 2, 64).ok
-        (3.5, True)
-    """
-    each: Any = width / degree
-    part: Any = width / (degree * unit)
-    whole: Any = width / unit
-    return Shard(_whole(whole), _whole(each), _whole(part), width % (degree * unit) == 0)
-
-
-def _whole(n: Any) -> Any:
-    return int(n) if isinstance(n, float) and n.is_integer() else n
-
-
-class Padded(Struct, frozen=True):
-    """The widths on both sides that every one of some degrees can split."""
-
-    padded: Dim
-    """The next above: zeros are added and nothing is lost."""
-    trimmed: Dim
-    """The next below: weights are dropped, which changes the model."""
-    text: str
-
-
-def padded_width(width: int, unit: int, degrees: Sequence[int]) -> Padded:
-    """The nearest widths that keep units whole at every one of some degrees.
-
-    Example:
-        >>> padded_width(29568, 128, (2, 4, 8)).text
-        'pad 29568 with zeros to 29696 (232 units of 128); 28672 would drop weights, which is lossy'
-    """
-    step = unit * math.lcm(*degrees)
-    above, below = round_up(width, step), width // step * step
-    text = f"pad {width} with zeros to {above} ({above // unit} units of {unit})"
-    if above == width:
-        text = f"{width} is {width // unit} units of {unit}, whole at {', '.join(map(str, degrees))}"
-    elif below:
-        text += f"; {below} would drop weights, which is lossy"
-    return Padded(above, below, text)
-
-
-# ---------------------------------------------------------------- shapes of one product
-
-
-class Product(Struct, frozen=True):
-    """A matrix against what a dtype's products ask."""
-
-    rows_ok: Any
-    columns_ok: Any
-    padded_rows: Dim
-    padded_columns: Dim
-    advised: int
-    """The multiple of columns that the library's authors advise."""
-    advised_columns: Dim
-    text: str
-
-
-def gemm_shape(rows: Dim, columns: Dim, dtype: str = "fp8") -> Product:
-    """Whether a matrix can enter a product in a dtype, and what it is padded to.
-
-    Tokens are a dimension, too: a batch of 1 or 50 is refused in FP8 unless it is padded.
-
-    Args:
-        rows: The product of all dimensions but the last: outputs of a weight, or batch × tokens.
-        columns: The last dimension.
-        dtype: ``fp8``, ``mxfp8`` or ``nvfp4``.
-
-    Raises:
-        UnknownNameError: If no rule of the dtype is known.
-
-    Example:
-        >>> gemm_shape(896, 712).text
-        '896 rows are a multiple of 8; 712 columns are no multiple of 16 (712 mod 16 = 8): pad to \
-720, or to 736 (a multiple of 32), or keep the matrix in bf16'
-    """
-    known = read_data("quantization.toml")["gemm"]
-    if dtype not in known:
-        raise UnknownNameError("dtype", dtype, known)
-    r, c, advised = known[dtype]["rows"], known[dtype]["columns"], known[dtype]["advised"]
-    tall, wide, best = round_up(rows, r), round_up(columns, c), round_up(columns, advised)
-    text = ""
-    if isinstance(rows, int) and isinstance(columns, int):
-        text = f"{rows} rows are a multiple of {r}" if rows == tall else (
-            f"{rows} rows are no multiple of {r} ({rows} mod {r} = {rows % r}): pad to {tall}")
-        text += f"; {columns} columns are a multiple of {c}" if columns == wide else (
-            f"; {columns} columns are no multiple of {c} ({columns} mod {c} = {columns % c}): pad "
-            f"to {wide}, or to {best} (a multiple of {advised}), or keep the matrix in bf16")
-    return Product(rows % r == 0, columns % c == 0, tall, wide, advised, best, text)
-
-
-class Tokens(Struct, frozen=True):
-    """A multiple to which a grouped product pads the tokens of each expert."""
-
-    dtype: str
-    multiple: int
-    since: str
-    """The release or change that has it."""
-    sources: tuple[str, ...] = ()
-
-
-def token_groups(dtype: str) -> tuple[Tokens, ...]:
-    """What grouped products ask of the tokens of an expert, one entry a release.
-
-    Raises:
-        UnknownNameError: If no rule of the dtype is known.
-
-    Example:
-        >>> [(t.multiple, t.since) for t in token_groups("bf16")]
-        [(1, 'torchtitan PR 2255 (2026)'), (8, 'torchtitan before PR 2255')]
-    """
-    rows = [
-        Tokens(e["dtype"], e["multiple"], e["since"], tuple(e["sources"]))
-        for e in read_data("quantization.toml")["tokens"]
-    ]
-    found = tuple(sorted((t for t in rows if t.dtype == dtype), key=lambda t: t.multiple))
-    if not found:
-        raise UnknownNameError("dtype", dtype, {t.dtype for t in rows})
-    return found
-
 
 # ---------------------------------------------------------------- matrices of a split model
 
@@ -223,9 +82,7 @@ def cuts(spec: Spec, quant: Scheme | str, plan: Plan = ALONE) -> tuple[Cut, ...]
         ['decoder.layer.attention.o: 896 / 2 = 448 inputs are 3.5 units of 128, not a whole number']
     """
     one = scheme(quant) if isinstance(quant, str) else quant
-    rank = {
-        t.name: t for p in placed_operators(spec, replace(plan, pp=1), 1) for t in p.op.tensors
-    }
+    rank = {t.name: t for p in placed_operators(spec, replace(plan, pp=1), 1) for t in p.op.tensors}
     found = []
     for placed in placed_operators(spec, Plan(), 1):
         matrices = [t for t in placed.op.tensors if is_packed(one, placed, t)]
@@ -241,38 +98,30 @@ def _sides(
     out, inner = int(t.shape[0]), int(t.shape[1])
     split_in = degree if placed.split == "in" else 1
     split_out = degree if placed.split == "out" else 1
-    n = out / split_out if out % split_out or out // split_out > int(own.shape[0]) else int(
-        own.shape[0])  # fmt: skip
+    n = out / split_out if out % split_out else int(own.shape[0])
     k = inner / split_in
     kernel = _kernel(one, n, k)
-    unit = _in_unit(one)
+    unit = 1 if one.dealt else one.in_unit
     if unit > 1:
-        part = k / unit
-        ok = k % unit == 0 or (placed.split == "in" and split_in == 1 and isinstance(
-            one.packing, Flat)) or (one.out_unit > 1 and split_in == 1)  # fmt: skip
-        yield Cut(t.name, "in", inner, split_in, _whole(k), unit, _whole(part), ok, merged, kernel)
+        ok = k % unit == 0 or (one.out_unit > 1 and split_in == 1)
+        yield Cut(t.name, "in", inner, split_in, whole_number(k), unit, whole_number(k / unit), ok,
+                  merged, kernel)  # fmt: skip
     unit = max(one.out_unit, one.out_multiple)
     if unit > 1 and placed.split != "whole":
         checked = split_out > 1 or merged or one.out_multiple > 1
         ok = not checked or n % unit == 0
-        degree = round(out / n) if n == int(n) and out % int(n) == 0 else split_out
-        yield Cut(t.name, "out", out, degree, _whole(n), unit, _whole(n / unit), ok, merged, kernel)
-
-
-def _in_unit(one: Scheme) -> int:
-    """Inputs that must stay together on a rank; none where blocks are dealt out whole.
-
-    Schemes with one scale a matrix or an output cut nothing, but their kernels ask for a multiple.
-    """
-    if one.dealt or isinstance(one.packing, Mixed):
-        return 1
-    if isinstance(one.packing, Flat):
-        return one.packing.block
-    return max(one.in_unit, one.multiple)
+        shares = out // int(n) if n == int(n) and out % int(n) == 0 else split_out
+        yield Cut(t.name, "out", out, shares, whole_number(n), unit, whole_number(n / unit), ok,
+                  merged, kernel)  # fmt: skip
+    if unit == 1 and one.in_unit == 1 and kernel:
+        yield Cut(t.name, "in", inner, split_in, whole_number(k), 1, whole_number(k), True, merged,
+                  kernel)  # fmt: skip
 
 
 def _kernel(one: Scheme, n: Num, k: Num) -> str:
     """What fast kernels say of a rank's matrix; empty where they take it."""
+    if n % one.multiple or k % one.multiple:
+        return f"kernels pad {n:g} × {k:g} of a rank to multiples of {one.multiple}"
     if not one.tiles or any(n % a == 0 and k % b == 0 for a, b in one.tiles):
         strict = one.strict
         if strict is None or (n % strict[0] == 0 and k % strict[1] == 0):
@@ -287,27 +136,28 @@ def _kernel(one: Scheme, n: Num, k: Num) -> str:
 # ---------------------------------------------------------------- degrees
 
 
-def valid_tp(spec: Spec, quant: Scheme | str = "bf16", most: int = 128) -> list[int]:
+def valid_tp(
+    spec: Spec, quant: Scheme | str = "bf16", most: int = 128, expert_tp: int | None = None
+) -> list[int]:  # fmt: skip
     """Tensor-parallel degrees that heads, feed-forwards and the scheme's groups allow.
-
-    Experts are split by the same degree; with expert parallelism they need not be, see ``Plan``.
 
     Args:
         spec: One model.
         quant: A scheme or its name.
         most: The largest degree asked for.
+        expert_tp: The degree of the experts, 1 with expert parallelism; None is that of the rest.
 
     Example:
         >>> from scantling import catalog
         >>> spec = catalog.model("qwen2.5-0.5b")
         >>> valid_tp(spec), valid_tp(spec, "gptq-int4"), valid_tp(spec, "gptq-int4-g32")
-        ([1, 2, 14], [1], [1, 2, 14])
+        ([1, 2], [1], [1, 2])
     """
     one = scheme(quant) if isinstance(quant, str) else quant
     return [
         n for n in range(1, most + 1)
-        if not any(tp_reasons(spec, n)) and not any(expert_reasons(spec, n))
-        and all(c.ok for c in cuts(spec, one, Plan(tp=n)))
+        if not any(tp_reasons(spec, n)) and not any(expert_reasons(spec, expert_tp or n))
+        and all(c.ok for c in cuts(spec, one, Plan(tp=n, expert_tp=expert_tp)))
     ]  # fmt: skip
 
 
@@ -327,7 +177,9 @@ FIELDS = {
 """The dimension whose slice a side of a matrix is."""
 
 
-def nearest_shape(spec: Spec, degree: int, quant: Scheme | str = "bf16") -> dict[str, int]:
+def nearest_shape(
+    spec: Spec, degree: int, quant: Scheme | str = "bf16", expert_tp: int | None = None
+) -> dict[str, int]:  # fmt: skip
     """The smallest changes of shape that make a tensor-parallel degree valid: field -> value.
 
     First what divides heads and columns (``nearest_change``), then, for every group or block still
@@ -346,14 +198,16 @@ def nearest_shape(spec: Spec, degree: int, quant: Scheme | str = "bf16") -> dict
     one = scheme(quant) if isinstance(quant, str) else quant
     changes = nearest_change(spec, "tp", degree)
     for width in {int(n.d_expert) for _, n in nodes(spec) if hasattr(n, "d_expert")}:
-        if width % degree:
-            changes["d_expert"] = near_multiple(width, degree)
-    for c in cuts(_changed(spec, changes), one, Plan(tp=degree)):
+        if width % (expert_tp or degree):
+            changes["d_expert"] = near_multiple(width, expert_tp or degree)
+    plan = Plan(tp=degree, expert_tp=expert_tp)
+    for c in cuts(_changed(spec, changes), one, plan):
         field = FIELDS.get(c.tensor.rpartition(".")[2])
         inside = c.side == "out" or c.tensor.rpartition(".")[2].endswith(("o", "down"))
         if c.ok or field is None or not inside:
             continue
-        step, width = c.unit * degree, c.width
+        ranks = (expert_tp or degree) if field == "d_expert" else degree
+        step, width = c.unit * ranks, c.width
         if field == "n_head":
             heads = changes.get("n_head", int(spec.n_head))
             each = width // heads
@@ -365,7 +219,7 @@ def nearest_shape(spec: Spec, degree: int, quant: Scheme | str = "bf16") -> dict
         else:
             changes[field] = near_multiple(width, step)
     after = _changed(spec, changes)
-    good = all(c.ok for c in cuts(after, one, Plan(tp=degree)))
+    good = all(c.ok for c in cuts(after, one, plan))
     return changes if good and not any(tp_reasons(after, degree)) else {}
 
 
@@ -390,7 +244,7 @@ def head_widths(spec: Spec) -> dict[tuple[int, int], str]:
     for path, node in nodes(spec):
         if isinstance(node, GroupedAttention):
             width = int(node.d_head)
-            value = width if getattr(node, "d_value", None) is None else int(node.d_value)  # type: ignore[attr-defined]
+            value = width if node.d_value is None else int(node.d_value)
             found.setdefault((width, value), path)
         elif isinstance(node, LatentAttention):
             rope, nope = int(node.d_rope), int(node.d_nope)
@@ -502,8 +356,8 @@ def deployment(
         warnings.append(can.reason)
     blocked = any(p.field in {"tp", "expert_tp", "quant"} for p in found)
     stuck = blocked and can.verdict != "no"
-    degrees = valid_tp(spec, one) if stuck else []
-    changes = nearest_shape(spec, plan.tp, one) if stuck and plan.tp > 1 else {}
+    degrees = valid_tp(spec, one, expert_tp=plan.expert_tp) if stuck else []
+    changes = nearest_shape(spec, plan.tp, one, plan.expert_tp) if stuck and plan.tp > 1 else {}
     advice = _expert_advice(spec, plan) if any(".experts" in p.reason for p in found) else ()
     return Deployment(not found, tuple(found), (*warnings, *advice), degrees, changes)
 

@@ -37,9 +37,9 @@ class Plain(Struct, frozen=True, tag="plain", tag_field="type", forbid_unknown_f
 class Grouped(Struct, frozen=True, tag="grouped", tag_field="type", forbid_unknown_fields=True):
     """Codes with a scale, and perhaps a zero point, for each group of inputs of each output.
 
-        codes    out × in × bits / 8
-        scales   out × ⌈in / group⌉ × (scale_bits + zero_bits) / 8, one group where ``group`` is 0
-        matrix   tensor_bits / 8
+    codes    out × in × bits / 8
+    scales   out × ⌈in / group⌉ × (scale_bits + zero_bits) / 8, one group where ``group`` is 0
+    matrix   tensor_bits / 8
     """
 
     bits: int

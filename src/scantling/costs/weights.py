@@ -63,7 +63,7 @@ def weight_memory(
         >>> from scantling import catalog
         >>> spec = catalog.model("llama-3.1-8b")
         >>> [round(weight_memory(spec, q).bytes / 1e9, 2) for q in ("bf16", "fp8", "awq", "q4_k_m")]
-        [16.06, 9.08, 5.73, 4.91]
+        [16.06, 9.09, 5.73, 4.91]
     """
     one = scheme(quant) if isinstance(quant, str) else quant
     fold: Any = _gguf_bytes if isinstance(one.packing, Mixed) else _bytes
