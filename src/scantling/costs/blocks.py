@@ -121,22 +121,19 @@ def gemm_shape(rows: Dim, columns: Dim, dtype: str = "fp8") -> Product:
     tall, wide, best = round_up(rows, r), round_up(columns, c), round_up(columns, advised)
     text = ""
     if isinstance(rows, int) and isinstance(columns, int):
-        text = (
-            f"{rows} rows are a multiple of {r}"
-            if rows == tall
-            else (
-                f"{rows} rows are no multiple of {r} ({rows} mod {r} = {rows % r}): pad to {tall}"
-            )
-        )
-        text += (
-            f"; {columns} columns are a multiple of {c}"
-            if columns == wide
-            else (
-                f"; {columns} columns are no multiple of {c} ({columns} mod {c} = {columns % c}): pad "
-                f"to {wide}, or to {best} (a multiple of {advised}), or keep the matrix in bf16"
-            )
-        )
+        text = f"{rows} rows are a multiple of {r}"
+        if rows % r:
+            text = f"{_odd(rows, 'rows', r)}: pad to {tall}"
+        if columns % c:
+            text += f"; {_odd(columns, 'columns', c)}: pad to {wide}, or to {best} (a multiple of "
+            text += f"{advised}), or keep the matrix in bf16"
+        else:
+            text += f"; {columns} columns are a multiple of {c}"
     return Product(rows % r == 0, columns % c == 0, tall, wide, advised, best, text)
+
+
+def _odd(n: int, name: str, multiple: int) -> str:
+    return f"{n} {name} are no multiple of {multiple} ({n} mod {multiple} = {n % multiple})"
 
 
 class Tokens(Struct, frozen=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -35,7 +35,7 @@ from scantling.spec.vary import nodes
 # ---------------------------------------------------------------- matrices of a split model
 
 
-class Cut(Struct, frozen=True):
+class Cut(Struct, frozen=True, kw_only=True):
     """One side of a packed matrix on a rank, against the units of its scheme."""
 
     tensor: str
@@ -83,7 +83,7 @@ def cuts(spec: Spec, quant: Scheme | str, plan: Plan = ALONE) -> tuple[Cut, ...]
     """
     one = scheme(quant) if isinstance(quant, str) else quant
     rank = {t.name: t for p in placed_operators(spec, replace(plan, pp=1), 1) for t in p.op.tensors}
-    found = []
+    found: list[Cut] = []
     for placed in placed_operators(spec, Plan(), 1):
         matrices = [t for t in placed.op.tensors if is_packed(one, placed, t)]
         for t in matrices:
@@ -102,20 +102,21 @@ def _sides(
     k = inner / split_in
     kernel = _kernel(one, n, k)
     unit = 1 if one.dealt else one.in_unit
-    if unit > 1:
+    if unit > 1 or kernel:
         ok = k % unit == 0 or (one.out_unit > 1 and split_in == 1)
-        yield Cut(t.name, "in", inner, split_in, whole_number(k), unit, whole_number(k / unit), ok,
-                  merged, kernel)  # fmt: skip
+        yield Cut(
+            tensor=t.name, side="in", width=inner, degree=split_in, per_rank=whole_number(k),
+            unit=unit, units_per_rank=whole_number(k / unit), ok=ok, merged=merged, kernel=kernel,
+        )  # fmt: skip
     unit = max(one.out_unit, one.out_multiple)
     if unit > 1 and placed.split != "whole":
         checked = split_out > 1 or merged or one.out_multiple > 1
-        ok = not checked or n % unit == 0
         shares = out // int(n) if n == int(n) and out % int(n) == 0 else split_out
-        yield Cut(t.name, "out", out, shares, whole_number(n), unit, whole_number(n / unit), ok,
-                  merged, kernel)  # fmt: skip
-    if unit == 1 and one.in_unit == 1 and kernel:
-        yield Cut(t.name, "in", inner, split_in, whole_number(k), 1, whole_number(k), True, merged,
-                  kernel)  # fmt: skip
+        yield Cut(
+            tensor=t.name, side="out", width=out, degree=shares, per_rank=whole_number(n),
+            unit=unit, units_per_rank=whole_number(n / unit), ok=not checked or n % unit == 0,
+            merged=merged,
+        )  # fmt: skip
 
 
 def _kernel(one: Scheme, n: Num, k: Num) -> str:
@@ -384,8 +385,8 @@ def _copies(spec: Spec, plan: Plan) -> Iterator[str]:
         share = kv_replication(count, plan.tp)
         if share.copies > 1 and plan.tp % count == 0:
             yield (
-                f"{count} KV heads on TP {plan.tp}: each is held {share.copies} times, so the cache "
-                f"of all ranks together is {share.copies} times that of one chip"
+                f"{count} KV heads on TP {plan.tp}: each is held {share.copies} times, so the "
+                f"cache of all ranks together is {share.copies} times that of one chip"
             )
     if any(isinstance(n, LatentAttention) for _, n in nodes(spec)):
         yield (

@@ -1,4 +1,4 @@
-"""Schemes in which weights are kept for serving: how a matrix is packed, and which chips read it."""
+"""Schemes in which weights are kept for serving: how matrices are packed, which chips read them."""
 
 from __future__ import annotations
 
@@ -29,9 +29,7 @@ class Plain(Struct, frozen=True, tag="plain", tag_field="type", forbid_unknown_f
 
     def matrix_bytes(self, out: Dim, inner: Dim) -> Num:
         """Bytes of an out × in matrix."""
-        return product(out, inner, self.bits) / 8 if self.bits % 8 else product(
-            out, inner, self.bits // 8
-        )  # fmt: skip
+        return _eighth(product(out, inner, self.bits))
 
 
 class Grouped(Struct, frozen=True, tag="grouped", tag_field="type", forbid_unknown_fields=True):
@@ -157,9 +155,10 @@ class Scheme(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return not isinstance(self.packing, Plain)
 
 
-def _eighth(bits: Any) -> Any:
+def _eighth(bits: Any) -> Num:
     """Bits as bytes: an int where they are whole."""
-    return bits // 8 if isinstance(bits, int) and bits % 8 == 0 else bits / 8
+    found: Num = bits // 8 if isinstance(bits, int) and bits % 8 == 0 else bits / 8
+    return found
 
 
 @functools.cache
@@ -292,7 +291,7 @@ def scheme_of(config: dict[str, Any]) -> Scheme | None:
 
 def _compressed(found: dict[str, Any]) -> Scheme:
     groups = found.get("config_groups")
-    first = next(iter(groups.values()), {}) if isinstance(groups, dict) else {}
+    first: Any = next(iter(groups.values()), {}) if isinstance(groups, dict) else {}
     weights = first.get("weights") if isinstance(first, dict) else None
     weights = weights if isinstance(weights, dict) else {}
     bits, kind, group = weights.get("num_bits"), weights.get("type"), weights.get("group_size")
@@ -334,11 +333,12 @@ def typed_bytes(name: str, out: Dim, inner: Dim, row: Dim) -> Num:
     each = _each(name)
     fallback = _data()["mix"]["fallback"].get(name)
     wide: Any = minimum(1, row % _block(name).block)  # 1 where blocks do not fit
-    if fallback is None:
-        return product(out, inner) * (each + wide * (2 - each))
-    odd: Any = minimum(1, row % _block(fallback).block)
-    other = _each(fallback)
-    return product(out, inner) * (each + wide * (other - each) + wide * odd * (2 - other))
+    odd: Any = wide
+    other = 2.0
+    if fallback is not None:
+        odd, other = minimum(1, row % _block(fallback).block), _each(fallback)
+    factor: Num = each + wide * (other - each) + wide * odd * (2 - other)
+    return product(out, inner) * factor
 
 
 def _each(name: str) -> float:
@@ -360,12 +360,15 @@ def layers_of(rule: str, n_layer: Dim, shared: Num = 0) -> Num:
     """
     n: Any = n_layer
     low, high = n // 8, 7 * n // 8
-    if rule == "more":
-        return low + (n - high) + (high - low) // 3
+    found: Num
     if rule.startswith("first"):
-        return minimum(int(rule.removeprefix("first")), n)
-    known = {"all": n, "eighth": low, "sixteenth": n // 16, "shared": n * shared}
-    return known[rule]
+        found = minimum(int(rule.removeprefix("first")), n)
+        return found
+    more = low + (n - high) + (high - low) // 3
+    found = {"all": n, "more": more, "eighth": low, "sixteenth": n // 16, "shared": n * shared}[
+        rule
+    ]
+    return found
 
 
 # ---------------------------------------------------------------- chips
@@ -421,8 +424,8 @@ def require(one: Scheme, chip: Chip) -> Support:
         >>> require(scheme("fp8"), chip("v100"))
         Traceback (most recent call last):
         ...
-        scantling.errors.FieldError: quant fp8 has no kernel on v100-sxm2-32gb: kernels of fp8 need \
-compute capability 8, V100 SXM2 32GB has 7.0; use fp16, nf4 or q4_k_m
+        scantling.errors.FieldError: quant fp8 has no kernel on v100-sxm2-32gb: kernels of fp8 \
+need compute capability 8, V100 SXM2 32GB has 7.0; use fp16, nf4 or q4_k_m
     """
     found = support(one, chip)
     if found.verdict == "no":

@@ -131,7 +131,8 @@ def _padding(one: Scheme, t: Tensor) -> Any:
 
 
 def _int(n: Any) -> Any:
-    return int(n) if isinstance(n, float) and n.is_integer() else n
+    """Whole bytes of one model; an array stays as it is."""
+    return round(n) if isinstance(n, float) else n
 
 
 # ---------------------------------------------------------------- GGUF
