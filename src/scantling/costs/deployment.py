@@ -258,32 +258,47 @@ def head_widths(spec: Spec) -> dict[tuple[int, int], str]:
 def head_notes(spec: Spec, chip: Chip) -> tuple[str, ...]:
     """What attention kernels say of each head width of a model on a chip.
 
-    Nothing where some kernel takes a width as it is. All kinds of layer are looked at, not the
-    first alone.
+    Nothing where some kernel takes a width as it is, nor of a common width on a chip whose kernels
+    are in no table. All kinds of layer are looked at, not the first alone.
+
+    Example:
+        >>> from scantling import catalog
+        >>> from scantling.hardware import chip
+        >>> head_notes(catalog.model("llama-3.1-8b"), chip("h100"))
+        ()
     """
     found = []
     for (key, value), where in head_widths(spec).items():
-        taken = {name: takes(name, chip, key, value) for name in fused_kernels()}
-        if any(t.verdict == "yes" for t in taken.values()):
-            continue
-        found.append(f"{where}: " + width_note(chip, key, value))
+        taken = [takes(name, chip, key, value) for name in fused_kernels()]
+        unknown = chip.compute_capability is None and common(key)
+        if not unknown and all(t.verdict != "yes" for t in taken):
+            found.append(f"{where}: {width_note(chip, key, value)}")
     return tuple(found)
+
+
+def common(d_key: int) -> bool:
+    """Whether a head width lies in the range that most kernels take."""
+    limits = read_data("quantization.toml")["heads"]
+    return bool(limits["least"] <= d_key <= limits["most"])
 
 
 def width_note(chip: Chip, d_key: int, d_value: int | None = None) -> str:
     """What is to be said of a head width that no kernel of the table takes as it is on a chip."""
     value = d_key if d_value is None else d_value
     limits = read_data("quantization.toml")["heads"]
-    least, most = limits["least"], limits["most"]
     shown = str(d_key) if value == d_key else f"{d_key} with values of {value}"
     parts = []
-    if not least <= d_key <= most:
-        parts.append(f"head width {shown} is outside [{least},{most}] of common kernels")
+    if not common(d_key):
+        range_ = f"[{limits['least']},{limits['most']}]"
+        parts.append(f"head width {shown} is outside {range_} of common kernels")
     taken = [takes(name, chip, d_key, value) for name in fused_kernels()]
     parts += [t.reason for t in taken if t.verdict == "padded"][:1]
-    if not parts:
-        parts.append("; ".join(t.reason for t in taken))
-    if d_key > most and chip.shared_max_bytes is not None and tile(chip, d_key) is None:
+    running = [t.reason for t in taken if " does not run on " not in t.reason]
+    if chip.compute_capability is not None and not running:
+        parts.append(f"no fused kernel of the table runs on {chip.name}, compute capability "
+                     f"{chip.compute_capability}")  # fmt: skip
+    parts += running if not parts else []
+    if d_key > limits["most"] and chip.shared_max_bytes is not None and tile(chip, d_key) is None:
         room = chip.shared_max_bytes // 1024 - 1
         parts.append(
             f"no tile of queries, keys and values fits the shared memory limit of {room} KiB a "
@@ -301,11 +316,11 @@ class Deployment(Struct, frozen=True):
     valid: bool
     problems: tuple[Problem, ...]
     """Why it cannot."""
-    warnings: tuple[str, ...]
+    warnings: tuple[str, ...] = ()
     """What costs memory or speed."""
-    degrees: list[int]
-    """Tensor-parallel degrees that would be valid in this scheme."""
-    nearest: dict[str, int]
+    degrees: list[int] = []
+    """Tensor-parallel degrees that would be valid in this scheme, if the split is what is wrong."""
+    nearest: dict[str, int] = {}
     """The nearest change of shape that would make the degree valid."""
 
     @property
@@ -344,9 +359,12 @@ def deployment(
     """
     one = scheme(quant) if isinstance(quant, str) else quant
     own = replace(plan, sequence_parallel=False)
+    low = [f for f in DEGREES if (getattr(plan, f) or 0) < 1 and getattr(plan, f) is not None]
+    if low:
+        text = f"{low[0]} is {getattr(plan, low[0])}; it must be at least 1"
+        return Deployment(valid=False, problems=(Problem(low[0], text),))
     found = list(_split_problems(spec, own, chip, context))
-    divided = not any(tp_reasons(spec, plan.tp)) and plan.tp > 0
-    sides = cuts(spec, one, own) if divided and not found else ()
+    sides = () if found else cuts(spec, one, own)
     found += [Problem("quant", f"{one.name}: {text}") for text in _cut_lines(sides)]
     can = support(one, chip)
     if can.verdict == "no":
@@ -363,11 +381,10 @@ def deployment(
     return Deployment(not found, tuple(found), (*warnings, *advice), degrees, changes)
 
 
+DEGREES = ("tp", "pp", "dp", "cp", "ep", "expert_tp")
+
+
 def _split_problems(spec: Spec, plan: Plan, chip: Chip, context: int) -> Iterator[Problem]:
-    if min(plan.tp, plan.pp, plan.dp, plan.cp) < 1:
-        low = next(f for f in ("tp", "pp", "dp", "cp") if getattr(plan, f) < 1)
-        yield Problem(low, f"{low} is {getattr(plan, low)}; it must be at least 1")
-        return
     whole = cluster(chip, plan.n_gpu, plan.n_gpu)
     yield from (p for p in problems(spec, plan, whole, context) if p.field != "sequence_parallel")
 

@@ -15,6 +15,7 @@ from scantling.arith import Dim, Num, ceil_div, minimum, product
 from scantling.costs.adapters import packed_bytes
 from scantling.errors import FieldError, UnknownNameError, shorten
 from scantling.formats.declared import quantization
+from scantling.formats.quantized import QUANTIZED
 from scantling.formats.stored import BlockType, block_type
 from scantling.hardware import Chip
 from scantling.sources import read_data
@@ -126,7 +127,7 @@ class Scheme(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     packing: Packing
     sources: tuple[str, ...]
     aliases: tuple[str, ...] = ()
-    parts: tuple[str, ...] = ()
+    parts: tuple[str, ...] = tuple(sorted(QUANTIZED))
     rate: str | None = None
     capability: float | None = None
     vendors: tuple[str, ...] = ()

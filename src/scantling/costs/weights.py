@@ -94,7 +94,8 @@ def weight_memory(
 
 def is_packed(one: Scheme, placed: Placed, t: Tensor) -> bool:
     """Whether a scheme packs a tensor: a matrix of a product, of one of its parts."""
-    return placed.op.kind == "matmul" and len(t.shape) == 2 and t.part in one.parts
+    matrix = placed.op.kind == "matmul" and len(t.shape) == 2
+    return one.quantised and matrix and t.part in one.parts
 
 
 def rest_bytes(one: Scheme, t: Tensor) -> float:
