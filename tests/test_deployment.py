@@ -25,7 +25,7 @@ from scantling.costs.quantize import (
     support,
     typed_bytes,
 )
-from scantling.costs.weights import weight_memory
+from scantling.costs.weights import size_notes, weight_memory
 from scantling.errors import FieldError, UnknownNameError
 from scantling.formats.quantized import stored_elements
 from scantling.hardware import chip, chips
@@ -127,6 +127,21 @@ def test_every_type_of_a_mix_is_known():
             types = [one.packing.base, one.packing.output]
             types += [t for rules in (one.packing.value, one.packing.down) for _, t in rules]
             assert all(typed_bytes(t, 1, 256, 256) > 0 for t in types)
+
+
+def test_what_is_larger_than_its_name_is_told():
+    """896 inputs take no block of 256; a tied table is the head's type; experts of 2880 are padded.
+
+    3072 / 2880 × 2944 / 2880 = 1.0904.
+    """
+    small = size_notes(catalog.model("qwen2.5-0.5b"), "q4_k_m")
+    assert any(n.startswith("embedding:") and "becomes Q8_0" in n for n in small)
+    assert any(n.startswith("q, k, v, o") and "Q4_K (4.5 bits) becomes Q5_0" in n for n in small)
+    assert not any("lm_head" in n for n in small)
+    assert not size_notes(LLAMA, "q4_k_m", Plan(tp=8))
+    experts = size_notes(catalog.model("gpt-oss-20b"), "mxfp4")
+    assert all("2880 × 2880" in n and "+9.0%" in n for n in experts)
+    assert len(experts) == 3
 
 
 # ---------------------------------------------------------------- ranks and columns

@@ -23,12 +23,12 @@ from scantling.costs.parallel import (
 )
 from scantling.costs.quantize import Scheme, scheme, support
 from scantling.costs.ranks import Placed, expert_tp, padded_vocab, placed_operators
-from scantling.costs.weights import ALONE, is_packed
+from scantling.costs.weights import ALONE, is_packed, size_notes
 from scantling.errors import FieldError
 from scantling.hardware import Chip, cluster
 from scantling.ops import Tensor
 from scantling.sources import read_data
-from scantling.spec import GroupedAttention, LatentAttention, Spec, vary
+from scantling.spec import Experts, GroupedAttention, LatentAttention, Spec, vary
 from scantling.spec.plan import Plan
 from scantling.spec.vary import nodes
 
@@ -164,7 +164,7 @@ def valid_tp(
 
 def expert_reasons(spec: Spec, degree: int) -> Iterator[str]:
     """Why experts cannot be split by tensor over so many ranks."""
-    for width in sorted({int(n.d_expert) for _, n in nodes(spec) if hasattr(n, "d_expert")}):
+    for width in sorted({int(n.d_expert) for _, n in nodes(spec) if isinstance(n, Experts)}):
         if width % degree:
             yield f"{width} columns of an expert cannot be split over TP {degree}"
 
@@ -198,7 +198,7 @@ def nearest_shape(
     """
     one = scheme(quant) if isinstance(quant, str) else quant
     changes = nearest_change(spec, "tp", degree)
-    for width in {int(n.d_expert) for _, n in nodes(spec) if hasattr(n, "d_expert")}:
+    for width in {int(n.d_expert) for _, n in nodes(spec) if isinstance(n, Experts)}:
         if width % (expert_tp or degree):
             changes["d_expert"] = near_multiple(width, expert_tp or degree)
     plan = Plan(tp=degree, expert_tp=expert_tp)
@@ -370,6 +370,7 @@ def deployment(
     if can.verdict == "no":
         found.append(Problem("quant", can.reason))
     warnings = [*_copies(spec, plan), *_vocabulary(spec, plan), *head_notes(spec, chip)]
+    warnings += size_notes(spec, one, own)
     warnings += dict.fromkeys(f"{c.tensor}: {c.kernel}" for c in sides if c.ok and c.kernel)
     if one.quantised and can.verdict == "weights":
         warnings.append(can.reason)
@@ -420,7 +421,7 @@ def _vocabulary(spec: Spec, plan: Plan) -> Iterator[str]:
 
 
 def _expert_advice(spec: Spec, plan: Plan) -> Iterator[str]:
-    counts = {int(n.n_expert) for _, n in nodes(spec) if hasattr(n, "n_expert")}
+    counts = {int(n.n_expert) for _, n in nodes(spec) if isinstance(n, Experts)}
     if plan.tp > 1 and counts and all(n % plan.tp == 0 for n in counts):
         yield f"use EP {plan.tp} for the experts instead of TP: each stays whole on its rank"
 
