@@ -39,6 +39,7 @@ class Cut(Struct, frozen=True, kw_only=True):
     """One side of a packed matrix on a rank, against the units of its scheme."""
 
     tensor: str
+    part: str
     side: Literal["in", "out"]
     width: int
     """Of the whole matrix."""
@@ -87,7 +88,8 @@ def cuts(spec: Spec, quant: Scheme | str, plan: Plan = ALONE) -> tuple[Cut, ...]
     for placed in placed_operators(spec, Plan(), 1):
         matrices = [t for t in placed.op.tensors if is_packed(one, placed, t)]
         for t in matrices:
-            found += _sides(one, placed, t, rank[t.name], plan, merged=len(matrices) > 1)
+            merged = len(matrices) > 1 and t.part != "mixer"  # a mixer's are stored as one
+            found += _sides(one, placed, t, rank[t.name], plan, merged=merged)
     return tuple(found)
 
 
@@ -97,7 +99,8 @@ def _sides(
     degree = expert_tp(plan) if t.experts is not None else plan.tp
     out, inner = int(t.shape[0]), int(t.shape[1])
     split_in = degree if placed.split == "in" else 1
-    split_out = degree if placed.split == "out" else 1
+    divided = placed.split == "out" or int(own.shape[0]) != out
+    split_out = degree if divided and placed.split != "in" else 1
     n = out / split_out if out % split_out else int(own.shape[0])
     k = inner / split_in
     kernel = _kernel(one, n, k)
@@ -105,15 +108,17 @@ def _sides(
     if unit > 1 or kernel:
         ok = k % unit == 0 or (one.out_unit > 1 and split_in == 1)
         yield Cut(
-            tensor=t.name, side="in", width=inner, degree=split_in, per_rank=whole_number(k),
+            tensor=t.name, part=t.part, side="in",
+            width=inner, degree=split_in, per_rank=whole_number(k),
             unit=unit, units_per_rank=whole_number(k / unit), ok=ok, merged=merged, kernel=kernel,
         )  # fmt: skip
     unit = max(one.out_unit, one.out_multiple)
-    if unit > 1 and placed.split != "whole":
+    if unit > 1 and (placed.split != "whole" or split_out > 1):
         checked = split_out > 1 or merged or one.out_multiple > 1
         shares = out // int(n) if n == int(n) and out % int(n) == 0 else split_out
         yield Cut(
-            tensor=t.name, side="out", width=out, degree=shares, per_rank=whole_number(n),
+            tensor=t.name, part=t.part, side="out",
+            width=out, degree=shares, per_rank=whole_number(n),
             unit=unit, units_per_rank=whole_number(n / unit), ok=not checked or n % unit == 0,
             merged=merged,
         )  # fmt: skip
@@ -203,7 +208,7 @@ def nearest_shape(
             changes["d_expert"] = near_multiple(width, expert_tp or degree)
     plan = Plan(tp=degree, expert_tp=expert_tp)
     for c in cuts(_changed(spec, changes), one, plan):
-        field = FIELDS.get(c.tensor.rpartition(".")[2])
+        field = None if c.part == "mixer" else FIELDS.get(c.tensor.rpartition(".")[2])
         inside = c.side == "out" or c.tensor.rpartition(".")[2].endswith(("o", "down"))
         if c.ok or field is None or not inside:
             continue

@@ -93,10 +93,19 @@ def weight_memory(
     )  # fmt: skip
 
 
+SMALL = frozenset({
+    "a", "b", "c", "dt", "dt_in", "dt_up", "dt_up_bias", "forget_a", "forget_b", "gate_a",
+    "gate_b", "input_gate_bias", "recurrent_gate_bias", "hyper", "index_weight",
+})  # fmt: skip
+"""Steps, gates and low-rank parts of recurrences, and weights of an indexer: quantisers leave these
+narrow matrices as they are (the FP8 releases of Qwen3-Next and DeepSeek-V3.2 list them)."""
+
+
 def is_packed(one: Scheme, placed: Placed, t: Tensor) -> bool:
-    """Whether a scheme packs a tensor: a matrix of a product, of one of its parts."""
+    """Whether a scheme packs a tensor: a matrix of a product, of one of its parts, not narrow."""
     matrix = placed.op.kind == "matmul" and len(t.shape) == 2
-    return one.quantised and matrix and t.part in one.parts
+    narrow = t.part in {"mixer", "attention"} and t.name.rpartition(".")[2] in SMALL
+    return one.quantised and matrix and t.part in one.parts and not narrow
 
 
 def rest_bytes(one: Scheme, t: Tensor) -> float:
