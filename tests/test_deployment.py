@@ -13,6 +13,7 @@ import random_specs
 from scantling import catalog
 from scantling.costs.count import parameters
 from scantling.costs.deployment import check, cuts, deployment, nearest_shape, valid_tp
+from scantling.costs.deployment_mask import splits
 from scantling.costs.pages import longest_cached, page_pool, rank_cache_bytes
 from scantling.costs.parallel import tp_reasons
 from scantling.costs.quantize import (
@@ -368,3 +369,35 @@ def test_less_than_one_is_refused(call):
 def test_a_plan_of_stages_is_as_deep_as_its_deepest():
     plan = replace(Plan(), pp=4)
     assert rank_cache_bytes(LLAMA, 1024, plan=plan) * 4 == rank_cache_bytes(LLAMA, 1024)
+
+
+# ---------------------------------------------------------------- columns of splits
+
+
+@pytest.mark.parametrize("quant", ["bf16", "awq", "gptq-int4-g32", "fp8-block", "mxfp4", "nvfp4"])
+def test_a_mask_says_of_each_member_what_a_deployment_says(quant):
+    draw = np.random.default_rng(7)
+    dense, experts = LLAMA, catalog.model("qwen3-30b-a3b")
+    for first, field in ((dense, "d_ff"), (experts, "d_expert")):
+        heads = draw.choice([12, 14, 16, 28, 32], 24)
+        kv = np.array([draw.choice([k for k in (1, 2, 4, 7, 8) if h % k == 0]) for h in heads])
+        widths = draw.integers(4, 90, 24) * draw.choice([32, 64, 128], 24)
+        columns = {"n_head": heads, "n_kv_head": kv, field: widths}
+        column = vary(first, **columns)
+        for tp in (1, 2, 4, 8):
+            found = np.broadcast_to(splits(column, quant, Plan(tp=tp)), 24)
+            for i in range(24):
+                one = vary(first, **{k: int(v[i]) for k, v in columns.items()})
+                alone = deployment(one, chip("b200"), Plan(tp=tp), quant)
+                assert found[i] == alone.valid, alone.lines
+                assert splits(one, quant, Plan(tp=tp)) == alone.valid
+
+
+@pytest.mark.parametrize("tp", [1, 2, 4, 8])
+@pytest.mark.parametrize("quant", ["bf16", "awq", "fp8-block"])
+def test_published_models_are_masked_as_they_are_judged(quant, tp):
+    for name in ("gpt2", "deepseek-v3", "qwen3-next-80b-a3b", "gemma-3-27b", "gpt-oss-20b",
+                 "kimi-linear-48b-a3b", "nemotron-h-8b", "deepseek-v2-lite"):  # fmt: skip
+        spec = catalog.model(name)
+        judged = deployment(spec, chip("b200"), Plan(tp=tp), quant)
+        assert splits(spec, quant, Plan(tp=tp)) == judged.valid, (name, judged.lines)
