@@ -250,6 +250,8 @@ def test_an_unknown_scheme_names_what_is_near():
     ({"quant_method": "awq", "bits": 4, "group_size": 128}, "awq-int4"),
     ({"quant_method": "gptq", "bits": 8, "group_size": 32}, "gptq-int8-g32"),
     ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "fp8-block"),
+    ({"quant_method": "gptq", "bits": 4, "group_size": -1}, "gptq-int4-channel"),
+    ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "nvfp4"),
     ({"quant_method": "fp8"}, "fp8-tensor"), ({"quant_method": "mxfp4"}, "mxfp4"),
     ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "nf4"),
     ({"quant_method": "bitsandbytes", "bnb_4bit_use_double_quant": True}, "nf4-dq"),
@@ -261,6 +263,28 @@ def test_an_unknown_scheme_names_what_is_near():
 def test_a_config_says_its_scheme(config, name):
     assert scheme_of({"quantization_config": config}).name == name
     assert scheme_of({"text_config": {"quantization_config": config}}).name == name
+
+
+def test_a_scale_an_output_cuts_nothing():
+    """11008 / 4 = 2752 inputs are 21.5 groups of 128; one group for all of them is not cut."""
+    spec = catalog.model("llama-2-7b")
+    assert not deployment(spec, chip("h100"), Plan(tp=4), "gptq-int4").valid
+    assert deployment(spec, chip("h100"), Plan(tp=4), "gptq-int4-channel").valid
+
+
+@pytest.mark.parametrize("junk", [None, "four", -1, 0, [], {}, 2**70, True, 3.5])
+@pytest.mark.parametrize("method", ["awq", "gptq", "fp8", "bitsandbytes", "compressed-tensors"])
+def test_a_config_with_junk_is_read_or_refused_in_one_line(method, junk):
+    keys = ("bits", "group_size", "weight_block_size", "config_groups", "load_in_8bit")
+    assert all(answered({"quant_method": method, key: junk}) for key in keys)
+
+
+def answered(config):
+    """Whether a config's scheme is found, or refused in one line."""
+    try:
+        return scheme_of({"quantization_config": config}) is not None
+    except FieldError as error:
+        return len(str(error).splitlines()) == 1
 
 
 def test_a_config_of_an_unknown_method_is_refused():
