@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Struct
 
 from scantling.arith import Dim, Num, ceil_div, minimum, product, round_up
-from scantling.costs.kernels.attention import CACHE_TILE, Shape
+from scantling.costs.kernels.attention import CACHE_TILE, TILE, Shape
 from scantling.errors import UnknownNameError
 from scantling.hardware import Chip
 from scantling.sources import read_data
@@ -51,12 +51,13 @@ class Taken(Struct, frozen=True, kw_only=True):
     """Whether a kernel takes a head width on a chip.
 
     Args:
-        verdict: ``yes``; ``padded``: once padded to ``width``; or ``no``.
+        verdict: ``yes``; ``padded``: once padded to ``width``; ``no``; or ``unknown``: the rules
+            speak of compute capabilities, and the chip has none.
         width: The width it runs at; None where it does not.
         reason: One line that says why, with the date of the rule.
     """
 
-    verdict: Literal["yes", "padded", "no"]
+    verdict: Literal["yes", "padded", "no", "unknown"]
     width: int | None
     reason: str
 
@@ -95,7 +96,10 @@ def takes(name: str, chip: Chip, d_key: int, d_value: int | None = None) -> Take
     if name not in fused_kernels():
         raise UnknownNameError("kernel", name, fused_kernels())
     k, value = fused_kernels()[name], d_key if d_value is None else d_value
-    capability = float(chip.compute_capability or 0)
+    if chip.compute_capability is None:
+        return Taken(verdict="unknown", width=None, reason=f"{k.title}: its rule is of NVIDIA's "
+                     f"chips ({k.since}), none is known of {chip.name}")  # fmt: skip
+    capability = float(chip.compute_capability)
     newest = float("inf") if k.most_capability is None else k.most_capability
     if not k.least_capability <= capability <= newest:
         return Taken(verdict="no", width=None, reason=f"{k.title} does not run on {chip.name}, "
@@ -256,8 +260,10 @@ def fill(blocks: Num, sms: int, splits: Num = 1) -> Fill:
                 splits=splits)  # fmt: skip
 
 
-def prefill_fill(chip: Chip, shape: Shape) -> Fill | None:
+def prefill_fill(chip: Chip, shape: Shape, queries: int = TILE) -> Fill | None:
     """A prompt's blocks, one for each 128 queries of each head and sequence, on a chip's SMs.
+
+    A chip whose shared memory holds a smaller tile has one for each ``queries`` of that tile.
 
     Under a causal mask blocks are not equally long, so the rounds are a worst case.
 
@@ -271,7 +277,10 @@ def prefill_fill(chip: Chip, shape: Shape) -> Fill | None:
         >>> f.blocks, f.waves
         (128, 1)
     """
-    return None if chip.sm_count is None else fill(shape.blocks, chip.sm_count)
+    if chip.sm_count is None:
+        return None
+    rows = ceil_div(shape.queries, queries)  # type: ignore[arg-type]
+    return fill(product(shape.batch, shape.n_head, rows), chip.sm_count)
 
 
 def decode_fill(chip: Chip, shape: Shape) -> Fill | None:

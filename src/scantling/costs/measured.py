@@ -7,6 +7,7 @@ from typing import Literal
 
 from msgspec import Struct
 
+from scantling.costs.kernels.attention import Shape
 from scantling.costs.kernels.measured import (
     Measured,
     measured_decode,
@@ -15,10 +16,12 @@ from scantling.costs.kernels.measured import (
     measured_time,
     tables,
 )
+from scantling.costs.kernels.misaligned import misaligned
 from scantling.costs.kernels.time import Time
-from scantling.costs.time import attention_shape, op_time
+from scantling.costs.time import attention_shape, op_time, row_widths
 from scantling.hardware import Chip
 from scantling.ops import Op
+from scantling.ops.op import visible_pairs
 from scantling.spec import Workload
 
 
@@ -79,10 +82,14 @@ def _found(op: Op, workload: Workload, chip: Chip, framework: str | None) -> Mea
     if op.kind == "matmul":
         if op.repeat != op.times or any(t.experts is not None for t in op.tensors):
             return None
+        if misaligned(chip, workload.dtype, *row_widths(op)).high > 1:
+            return None  # the tables hold aligned widths: between them lies no crooked one
         return measured_gemm(chip, workload.dtype, int(op.m), int(op.n), int(op.k), framework)
     if op.kind != "attention" or workload.phase == "train":
         return None
     shape = attention_shape(op, workload)
+    if workload.phase == "prefill" and not _causal(shape):
+        return None
     latent = op.cache is not None and op.cache.expanded is not None
     if latent:
         names = tables().dtype
@@ -96,6 +103,12 @@ def _found(op: Op, workload: Workload, chip: Chip, framework: str | None) -> Mea
     if workload.phase == "decode":
         return measured_decode(chip, workload.kv_dtype, shape, framework)
     return measured_prefill(chip, "bf16", shape, framework)
+
+
+def _causal(shape: Shape) -> bool:
+    """Whether a mask hides what the tables' masks hide: later keys, and those beyond a window."""
+    reach = None if shape.reach is None else int(shape.reach)
+    return shape.pairs == visible_pairs(int(shape.queries), int(shape.keys), reach, causal=True)
 
 
 __all__ = ["Sourced", "sourced_time", "sourced_times"]
