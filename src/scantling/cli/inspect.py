@@ -37,14 +37,17 @@ given_models = click.argument("models", nargs=-1, required=True, metavar="MODELâ
 @click.option("--why", metavar="FIELD", help="Explain one number.")
 @click.option("--alignment", "aligned", is_flag=True, help="What its widths cost on --gpu: each "
               "product's roofline and tiles, better values nearby.")  # fmt: skip
+@click.option("--kernels", type=click.Choice(["measured", "fitted", "both"]), help="With "
+              "--alignment: list the times of operators from measured tables (extra kernels), "
+              "fitted, or side by side.")  # fmt: skip
 @click.option("--vary", "range_", metavar="FIELD=a:b:step", help="Repeat over a range.")
 @click.option("--hold", metavar="params|flops|time", help="With --vary: keep this equal.")
 @click.option("--rope", "rope_", is_flag=True, help="Wavelengths of the rotary positions, and what "
               "--context needs beyond the trained length.")  # fmt: skip
 @click.option("--original-context", "original", type=CONTEXT, help="With --rope: tokens the model "
               "was trained on, where its config says more.")  # fmt: skip
-@click.option("--plot", type=click.Path(path_type=Path), metavar="FILE", help="With --vary or "
-              "--rope: the picture.")  # fmt: skip
+@click.option("--plot", type=click.Path(path_type=Path), metavar="FILE", help="With --vary, "
+              "--rope or --alignment: the picture.")  # fmt: skip
 @click.option("--baseline", multiple=True, metavar="MODEL", help="Compare with these.")
 @assumed
 @as_json
@@ -55,8 +58,10 @@ def analyze(models: tuple[str, ...], **given: Any) -> int:
     """
     if given["hold"] and not given["range_"]:
         raise FieldError("--hold", given["hold"], "needs --vary")
-    if given["plot"] and not (given["range_"] or given["rope_"]):
-        raise FieldError("--plot", str(given["plot"]), "needs --vary or --rope")
+    if given["plot"] and not (given["range_"] or given["rope_"] or given["aligned"]):
+        raise FieldError("--plot", str(given["plot"]), "needs --vary, --rope or --alignment")
+    if given["kernels"] and not given["aligned"]:
+        raise FieldError("--kernels", given["kernels"], "needs --alignment")
     if given["original"] and not given["rope_"]:
         raise FieldError("--original-context", given["original"], "needs --rope")
     for name, option in OWN.items():
@@ -101,6 +106,7 @@ def _analyze_one(name: str, given: dict[str, Any], *, several: bool) -> None:
             answer["why"] = {given["why"]: reasons}
         if given["aligned"]:
             answer["alignment"] = _aligned(after, given)
+            _picture(answer["alignment"], after.name, given)
         show_json(answer, lines=several)
         return
     from scantling.report import text
@@ -125,14 +131,24 @@ def _analyze_one(name: str, given: dict[str, Any], *, several: bool) -> None:
     if given["aligned"]:
         from scantling.report.alignment_text import print_alignment
 
-        print_alignment(out, _aligned(after, given))
+        found = _aligned(after, given)
+        _picture(found, after.name, given)
+        print_alignment(out, found)
 
 
 def _aligned(a: Any, given: dict[str, Any]) -> dict[str, Any]:
     from scantling.report.alignment import alignment
 
     gpu = given["gpu"] or "h100-sxm"
-    return alignment(a.spec, gpu, a.workload.batch, a.workload.context, given["dtype"])
+    return alignment(a.spec, gpu, a.workload.batch, a.workload.context, given["dtype"],
+                     given["kv_dtype"], given["kernels"])  # fmt: skip
+
+
+def _picture(found: dict[str, Any], name: str, given: dict[str, Any]) -> None:
+    if given["plot"] is not None:
+        from scantling.report.roofline_figure import save_roofline
+
+        click.echo(f"wrote {save_roofline(found, given['plot'], name)}", err=True)
 
 
 def _limits(a: Any, given: dict[str, Any]) -> dict[str, Any]:

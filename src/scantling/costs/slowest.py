@@ -1,0 +1,123 @@
+"""What takes the time of a pass, and why: the first thing to look at, in one sentence."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from msgspec import Struct
+
+from scantling.costs.kernels.time import Time
+from scantling.costs.roofline import Product, gemm_products
+from scantling.costs.time import attention_shape, moved_bytes, op_time, total_time
+from scantling.hardware import Chip
+from scantling.ops import Op, operators
+from scantling.quantity import Quantity
+from scantling.spec import Spec, Workload
+
+FULL = 0.9
+"""A wave that leaves less than a tenth of the chip idle is taken for full."""
+SHORT = 1024
+"""Depths below it spend much of their time filling and emptying the pipeline of each tile."""
+KINDS = {"matmul": "products", "attention": "attention", "scan": "scans"}
+"""What kinds of operators are called; the rest moves bytes and multiplies nothing."""
+
+
+class Slowest(Struct, frozen=True, kw_only=True):
+    """Where the time of one pass goes.
+
+    Args:
+        seconds: Of all kernels; a runtime adds its own.
+        shares: (what, share of it), largest first: products, attention, scans, light work.
+        waits: Share of the time in operators that wait for memory longer than they compute.
+        operator: The one that takes most.
+        share: Its share.
+        why: What holds it up.
+    """
+
+    seconds: Quantity
+    shares: tuple[tuple[str, float], ...]
+    waits: float
+    operator: str
+    share: float
+    why: str
+
+
+def slowest(spec: Spec, workload: Workload, chip: Chip) -> Slowest:
+    """What takes most of a pass, and why.
+
+    Example:
+        >>> from scantling import catalog
+        >>> from scantling.hardware import chip
+        >>> from scantling.spec import Workload
+        >>> work = Workload("prefill", 8, 1024)
+        >>> found = slowest(catalog.model("gpt2"), work, chip("a100"))
+        >>> found.operator, found.shares[0][0]
+        ('model.lm_head', 'products')
+        >>> found.why.split(":")[0]
+        'its width is crooked'
+    """
+    ops = operators(spec, workload)
+    times = [op_time(op, workload, chip) for op in ops]
+    whole = total_time(ops, workload, chip)
+    seconds = [float(t.value_s / whole.value_s) for t in times]
+    by_kind: dict[str, float] = {}
+    for op, share in zip(ops, seconds, strict=True):
+        name = KINDS.get(op.kind, "light work")
+        by_kind[name] = by_kind.get(name, 0.0) + share
+    waits = sum(s for op, s in zip(ops, seconds, strict=True) if _memory_bound(op, workload, chip))
+    first = max(range(len(ops)), key=seconds.__getitem__)
+    products = {p.name: p for p in gemm_products(spec, workload, chip)}
+    op = ops[first]
+    if op.name in products:
+        why = _product_reason(products[op.name], chip)
+    else:
+        why = _reason(op, workload, chip, times[first])
+    return Slowest(
+        seconds=Quantity(value=float(whole.value_s), low=float(whole.low_s),
+                         high=float(whole.high_s), unit="s", kind=chip.constants.gemm.kind,
+                         why=("kernels one after another: a runtime adds its own",)),
+        shares=tuple(sorted(by_kind.items(), key=lambda item: -item[1])), waits=waits,
+        operator=op.name, share=seconds[first], why=why,
+    )  # fmt: skip
+
+
+def _memory_bound(op: Op, workload: Workload, chip: Chip) -> bool:
+    flops = float(op.flops("causal"))
+    moved = float(moved_bytes(op, workload))
+    if op.kind == "attention":
+        shape = attention_shape(op, workload)
+        moved = float(shape.query_bytes + shape.cache_bytes) * float(op.times)
+    return flops / chip.rate(workload.dtype) < moved / chip.memory_bytes_per_s
+
+
+def _product_reason(p: Product, chip: Chip) -> str:
+    """Why a product is not faster: the first that holds of what can be changed."""
+    at = f"at {p.fraction:.0%} of the peak"
+    cost = p.misaligned
+    if cost.value > 1:
+        return (f"its width is crooked: {p.n} × {p.k}, expected to cost ×{cost.value:.2f} "
+                f"({cost.low:.2f} to {cost.high:.2f}, a declared prior)")  # fmt: skip
+    if p.bound == "memory":
+        return (f"it waits for memory: {p.intensity:.0f} FLOPs a byte where {chip.name} computes "
+                f"{p.ridge:.0f}; more rows at once share the weights that are read")  # fmt: skip
+    if p.waves.efficiency < FULL and p.waves.waves < 1 / (1 - FULL):
+        return (f"its {p.waves.blocks} blocks leave {1 - p.waves.efficiency:.0%} of "
+                f"{p.waves.waves} rounds on {p.waves.sms} SMs idle ({at})")  # fmt: skip
+    if p.k < SHORT:
+        return f"its depth of {p.k:g} is short: each tile starts and ends often ({at})"
+    return f"it computes, {at}: less work or more chips, no better shape, makes it faster"
+
+
+def _reason(op: Op, workload: Workload, chip: Chip, time: Time) -> str:
+    if op.kind == "attention":
+        shape = attention_shape(op, workload)
+        if workload.phase == "decode":
+            share = float(shape.cache_bytes) * float(op.times) / float(time.value_s)
+            return (f"it reads a cache of {cast('int', op.n):,} tokens a sequence, at "
+                    f"{share / chip.memory_bytes_per_s:.0%} of the bandwidth: fewer KV heads, a "
+                    f"window or a narrower cache makes it shorter")  # fmt: skip
+        return (f"its work grows with the square of the context: {cast('int', op.n):,} keys a "
+                f"query; a window or a shorter context makes it less")  # fmt: skip
+    if op.kind == "scan":
+        return "a recurrence in chunks: its work grows with the context, not with its square"
+    return "it moves bytes and multiplies nothing: fusing it into its neighbours saves the passes"
