@@ -178,6 +178,15 @@ def _vary(a: Any, given: dict[str, Any]) -> None:
     field, values = parse_range(given["range_"])
     b = budget(params=int(a.params.total), vocab_size=a.dims["vocab_size"], **_limits(a, given))
     rows = varied(a.spec, b, field, values, given["hold"], a.name)
+    if given["aligned"]:
+        from scantling.report.alignment import speeds
+        from scantling.spec import Workload
+
+        work = Workload("train", a.workload.batch, a.workload.context, dtype=given["dtype"])
+        values = tuple(row["value"] for row in rows)
+        priced = speeds(a.spec, given["gpu"] or "h100-sxm", field, values, work)
+        for row in rows:
+            row["speed"] = priced.get(row["value"])
     if given["plot"] is not None:
         from scantling.report.figure import save_varied
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from msgspec import Struct
+from msgspec.structs import replace
 
+from scantling.arith import Dim
 from scantling.costs.flash import (
     Fill,
     Taken,
@@ -24,7 +26,12 @@ from scantling.costs.time import attention_shape, op_time, total_time
 from scantling.hardware import Chip
 from scantling.ops import Op, operators
 from scantling.quantity import Quantity
-from scantling.spec import Spec, Workload, dtype_bytes
+from scantling.spec import GroupedAttention, LatentAttention, Spec, Workload, dtype_bytes
+from scantling.spec.vary import nodes
+
+CORE = ".core"
+"""What the softmax attention of a mixer is called: the scores of an indexer, or of positions, are
+products of their own that no fused kernel of the table computes."""
 
 
 class Look(Struct, frozen=True, kw_only=True):
@@ -40,7 +47,8 @@ class Look(Struct, frozen=True, kw_only=True):
         fraction: Of the peak that it reaches, over the pairs that the mask lets through.
         bandwidth: Of the peak bandwidth that it reaches.
         kernels: (name, verdict) of every fused kernel of the table.
-        tile: What a block holds on chip; None where none fits or the chip tells nothing of it.
+        tile: What a block of a prompt holds on chip; None where none fits, the chip tells nothing
+            of it, or in decoding, where kernels have tiles of their own.
         traffic: Bytes of one layer, fused and not.
         fill: Blocks against SMs; None where the chip's are not known.
     """
@@ -103,8 +111,9 @@ def attentions(
         ops = operators(spec, work)
         whole[phase] = float(total_time(ops, work, chip).value_s)
         for op in ops:
-            if op.kind == "attention":
-                looks.setdefault(op.name, {})[phase] = attention_shape(op, work), op
+            if op.kind == "attention" and op.name.endswith(CORE):
+                shape = split(spec, attention_shape(op, work))
+                looks.setdefault(op.name, {})[phase] = shape, op
     alike: dict[Any, list[str]] = {}
     for name, seen in looks.items():
         alike.setdefault(tuple((p, shape) for p, (shape, _) in seen.items()), []).append(name)
@@ -127,13 +136,14 @@ def _look(ops: list[Op], shape: Shape, work: Workload, chip: Chip, whole: float)
         time = time + op_time(op, work, chip)
     layers = sum(int(op.times) for op in ops)
     value = float(time.value_s)
-    flops, moved = float(shape.flops), float(shape.query_bytes + shape.cache_bytes)
-    rate, bandwidth = attention_rate(chip, work.dtype), chip.memory_bytes_per_s
     d_key = int(shape.d_key)
     d_value = d_key if shape.d_value is None else int(shape.d_value)
-    held = tile(chip, max(d_key, d_value))
-    rows = TILE if held is None else held.queries
     decoding = work.phase == "decode"
+    held = None if decoding else tile(chip, max(d_key, d_value))
+    rows = TILE if held is None else held.queries
+    bytes_ = traffic(shape, rows)
+    flops, moved = float(shape.flops), float(bytes_.fused)
+    rate, bandwidth = attention_rate(chip, work.dtype), chip.memory_bytes_per_s
     return Look(
         shape=shape,
         seconds=Quantity(value=value, low=float(time.low_s), high=float(time.high_s), unit="s",
@@ -143,9 +153,41 @@ def _look(ops: list[Op], shape: Shape, work: Workload, chip: Chip, whole: float)
         bound="compute" if flops / rate >= moved / bandwidth else "memory",
         fraction=flops * layers / value / rate, bandwidth=moved * layers / value / bandwidth,
         kernels=tuple((name, takes(name, chip, d_key, d_value)) for name in fused_kernels()),
-        tile=held, traffic=traffic(shape, rows),
+        tile=held, traffic=bytes_,
         fill=decode_fill(chip, shape) if decoding else prefill_fill(chip, shape, rows),
     )  # fmt: skip
+
+
+def split(spec: Spec, shape: Shape) -> Shape:
+    """A shape with its own widths of keys and of values, where an operator says only their sum.
+
+    Of a latent they are d_nope + d_rope and d_value in a prompt, and absorbed kv_rank + d_rope and
+    kv_rank.
+
+    Example:
+        >>> from scantling import catalog
+        >>> absorbed = Shape(batch=1, queries=1, keys=9, n_head=128, n_kv_head=1, d_key=544)
+        >>> found = split(catalog.model("deepseek-v3"), absorbed)
+        >>> found.d_key, found.d_value
+        (576, 512)
+    """
+    for stack in (spec.decoder, *((spec.encoder,) if spec.encoder is not None else ())):
+        for kind in stack.kinds:
+            for _, node in nodes(kind):
+                for key, value in _widths(node):
+                    if node.n_head == shape.n_head and key + value == shape.both:
+                        return replace(shape, d_key=key, d_value=value)
+    return shape
+
+
+def _widths(node: Any) -> tuple[tuple[Dim, Dim], ...]:
+    """Widths of keys and values of a mixer, in a prompt and absorbed."""
+    if isinstance(node, LatentAttention):
+        return ((node.d_nope + node.d_rope, node.d_value),
+                (node.kv_rank + node.d_rope, node.kv_rank))  # fmt: skip
+    if isinstance(node, GroupedAttention):
+        return ((node.d_head, node.d_head if node.d_value is None else node.d_value),)
+    return ()
 
 
 def attention_rate(chip: Chip, dtype: str) -> float:

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from scantling.arith import Dim, Num, ceil_div, minimum, product, round_up
 from scantling.costs.kernels.attention import CACHE_TILE, TILE, Shape
@@ -104,13 +105,13 @@ def takes(name: str, chip: Chip, d_key: int, d_value: int | None = None) -> Take
     if not k.least_capability <= capability <= newest:
         return Taken(verdict="no", width=None, reason=f"{k.title} does not run on {chip.name}, "
                      f"compute capability {chip.compute_capability} ({k.since})")  # fmt: skip
+    shown = str(d_key) if value == d_key else f"{d_key} with values of {value}"
     if (d_key, value) in k.widths:
-        return Taken(verdict="yes", width=d_key, reason=f"{k.title} takes {d_key} ({k.since})")
+        return Taken(verdict="yes", width=d_key, reason=f"{k.title} takes {shown} ({k.since})")
     if k.multiple is None or max(d_key, value) > k.most:
         some = ", ".join(str(a) if a == b else f"{a} with values of {b}" for a, b in k.widths)
         rule = f"multiples of {k.multiple} up to {k.most}" if k.multiple else ""
         says = " and ".join(part for part in (rule, some) if part)
-        shown = str(d_key) if value == d_key else f"{d_key} with values of {value}"
         return Taken(verdict="no", width=None,
                      reason=f"{k.title} takes {says}, not {shown} ({k.since})")  # fmt: skip
     width: Any = round_up(d_key, k.multiple)
@@ -212,7 +213,8 @@ def traffic(shape: Shape, queries: int = 128) -> Traffic:
     bits. A mask or dropout of its own adds 2 Q S each. Fused, the scores never leave the chip:
     only inputs and outputs move (Dao et al. 2022, theorem 2 bounds it by Q S h² / M for an
     on-chip memory of M elements). Each block of queries reads all keys and values again, but
-    blocks of one head run side by side, so the second reading comes from the cache.
+    blocks of one head run side by side, so the second reading comes from the cache. With a window
+    w the Q queries see Q + w − 1 keys between them, and a block of q queries q + w − 1.
 
     Args:
         shape: The dimensions.
@@ -223,11 +225,20 @@ def traffic(shape: Shape, queries: int = 128) -> Traffic:
         >>> round(t.unfused / t.fused)
         33
     """
-    once: Any = shape.query_bytes + shape.cache_bytes
+    seen, block = _seen(shape, shape.queries), _seen(shape, queries)
+    once: Any = shape.query_bytes + replace(shape, reach=seen).cache_bytes
     scores = product(shape.batch, shape.n_head, shape.queries, shape.keys, 4, 2)
     rows = product(ceil_div(shape.queries, queries), shape.batch, shape.n_head)  # type: ignore[arg-type]
-    again = product(rows, shape.keys, shape.both, 2)
+    again = product(rows, block, shape.both, 2)
     return Traffic(unfused=once + scores, fused=once, reread=shape.query_bytes + again)
+
+
+def _seen(shape: Shape, queries: Num) -> Num:
+    """Keys that neighbouring queries see between them."""
+    if shape.reach is None:
+        return shape.keys
+    last: Any = queries + shape.reach - 1
+    return minimum(shape.keys, last)  # type: ignore[no-any-return, arg-type]
 
 
 class Fill(Struct, frozen=True, kw_only=True):

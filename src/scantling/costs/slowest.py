@@ -20,6 +20,7 @@ SHORT = 1024
 """Depths below it spend much of their time filling and emptying the pipeline of each tile."""
 KINDS = {"matmul": "products", "attention": "attention", "scan": "scans"}
 """What kinds of operators are called; the rest moves bytes and multiplies nothing."""
+LIGHT = "norms and other light work"
 
 
 class Slowest(Struct, frozen=True, kw_only=True):
@@ -27,7 +28,7 @@ class Slowest(Struct, frozen=True, kw_only=True):
 
     Args:
         seconds: Of all kernels; a runtime adds its own.
-        shares: (what, share of it), largest first: products, attention, scans, light work.
+        shares: (what, share of it), largest first: products, attention, scans, light work (``LIGHT``).
         waits: Share of the time in operators that wait for memory longer than they compute.
         operator: The one that takes most.
         share: Its share.
@@ -62,7 +63,7 @@ def slowest(spec: Spec, workload: Workload, chip: Chip) -> Slowest:
     seconds = [float(t.value_s / whole.value_s) for t in times]
     by_kind: dict[str, float] = {}
     for op, share in zip(ops, seconds, strict=True):
-        name = KINDS.get(op.kind, "light work")
+        name = KINDS.get(op.kind, LIGHT)
         by_kind[name] = by_kind.get(name, 0.0) + share
     waits = sum(s for op, s in zip(ops, seconds, strict=True) if _memory_bound(op, workload, chip))
     first = max(range(len(ops)), key=seconds.__getitem__)
@@ -95,10 +96,10 @@ def _product_reason(p: Product, chip: Chip) -> str:
     at = f"at {p.fraction:.0%} of the peak"
     cost = p.misaligned
     if cost.value > 1:
-        return (f"its width is crooked: {p.n} × {p.k}, expected to cost ×{cost.value:.2f} "
+        return (f"its width is crooked: {p.n} × {p.k:g}, expected to cost ×{cost.value:.2f} "
                 f"({cost.low:.2f} to {cost.high:.2f}, a declared prior)")  # fmt: skip
     if p.bound == "memory":
-        return (f"it waits for memory: {p.intensity:.0f} FLOPs a byte where {chip.name} computes "
+        return (f"it waits for memory: {p.intensity:.3g} FLOPs a byte where {chip.name} computes "
                 f"{p.ridge:.0f}; more rows at once share the weights that are read")  # fmt: skip
     if p.waves.efficiency < FULL and p.waves.waves < 1 / (1 - FULL):
         return (f"its {p.waves.blocks} blocks leave {1 - p.waves.efficiency:.0%} of "

@@ -75,6 +75,7 @@ def alignment(
             _tree(p) | {"by_width": _tree(by_width(p, one, dtype, width, beside))}
             for p in products
         ],
+        "products_decode": _tree(gemm_products(spec, phases["decode"], one)),
         "attention": [
             _attention(a) for a in attentions(spec, batch, context, one, dtype, kv_dtype)
         ],
@@ -86,6 +87,28 @@ def alignment(
     if kernels is not None:
         found["kernels"] = {p: times(spec, w, one, kernels) for p, w in phases.items()}
     return found
+
+
+def speeds(
+    spec: Spec, gpu: str, field: str, values: tuple[int, ...], workload: Workload
+) -> dict[int, Any]:
+    """Time of a training step now over that at each value of a field, as ``costs.alignment`` does.
+
+    Values that a relation of the model forbids are left out.
+
+    Raises:
+        UnknownNameError: If no chip has that name.
+        FieldError: If the model has no such dimension.
+
+    Example:
+        >>> from scantling import catalog
+        >>> work = Workload("train", 8, 1024)
+        >>> found = speeds(catalog.model("gpt2"), "a100", "vocab_size", (50257, 50304), work)
+        >>> found[50257]["value"], found[50304]["kind"], found[50304]["low"] < 1.01
+        (1.0, 'assumed', True)
+    """
+    found = nearby(spec, field, workload, known_chip(gpu), values)
+    return {n.value: n.gain.to_json() for n in found.neighbours}
 
 
 def need_tables(kernels: str) -> None:
@@ -176,4 +199,4 @@ def _tree(value: Any) -> Any:
     return value
 
 
-__all__ = ["Kernels", "alignment", "need_tables", "times"]
+__all__ = ["Kernels", "alignment", "need_tables", "speeds", "times"]

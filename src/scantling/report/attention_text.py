@@ -21,12 +21,12 @@ def print_attention(out: Console, found: dict[str, Any]) -> None:
     out.print("[bold]attention[/bold]")
     shown = table(
         ("attention", "left"), ("phase", "left"), ("heads × width", "right"), ("time", "right"),
-        ("share", "right"), ("of peak", "right"), ("of bandwidth", "right"), ("tile", "right"),
-        ("shared memory", "right"), ("bytes fused", "right"), ("unfused", "right"),
+        ("share", "right"), ("of peak", "right"), ("of bandwidth", "right"),
+        ("tile in shared memory", "right"), ("fused", "right"), ("unfused", "right"),
         ("blocks / SMs", "right"),
     )  # fmt: skip
     for a in found["attention"]:
-        first = f"{a['names'][0]} × {a['layers']}"
+        first = a["names"][0].removesuffix(".core") + f" × {a['layers']}"
         for phase in PHASES:
             if a[phase] is not None:
                 shown.add_row(first, phase, *_row(a[phase]))
@@ -35,7 +35,8 @@ def print_attention(out: Console, found: dict[str, Any]) -> None:
     for text in dict.fromkeys(_kernels(a, phase) for a in found["attention"] for phase in PHASES
                               if a[phase] is not None):  # fmt: skip
         out.print(f"[dim]{text}[/dim]")
-    out.print("[dim]bytes are those of one layer; unfused writes and reads every score[/dim]\n")
+    out.print("[dim]tile: queries × keys, blocks an SM holds × bytes of each; fused and unfused: bytes of "
+              "one layer, and how many times as many if every score is written and read[/dim]\n")
 
 
 def _row(look: dict[str, Any]) -> tuple[str, ...]:
@@ -50,9 +51,9 @@ def _row(look: dict[str, Any]) -> tuple[str, ...]:
     traffic = look["traffic"]
     return (
         f"{s['n_head']}:{s['n_kv_head']} × {width}{window}", seconds_text(look["seconds"]["value"]),
-        f"{look['share']:.1%}", f"{look['fraction']:.0%}", f"{look['bandwidth']:.0%}",
-        "none fits" if t is None else f"{t['queries']} × {t['keys']}",
-        "" if t is None else f"{bytes_text(t['shared_bytes'])} × {t['blocks_per_sm']}",
+        f"{look['share']:.1%}", f"{look['fraction'] * 100:.2g}%", f"{look['bandwidth']:.0%}",
+        "" if t is None else f"{t['queries']} × {t['keys']}: {t['blocks_per_sm']} × "
+        f"{bytes_text(t['shared_bytes'])}",
         bytes_text(traffic["fused"]),
         f"×{traffic['unfused'] / traffic['fused']:.3g}", blocks,
     )  # fmt: skip

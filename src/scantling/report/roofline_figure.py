@@ -8,6 +8,9 @@ from typing import Any
 from scantling.report.figure import check_path, need_matplotlib
 from scantling.units import flops_text
 
+NAMED = 10
+"""Marks with a number, the largest first: more would hide each other."""
+
 
 def save_roofline(found: dict[str, Any], path: Path, name: str) -> Path:
     """The answer of ``alignment`` as FLOPs a second against FLOPs a byte.
@@ -43,14 +46,14 @@ def save_roofline(found: dict[str, Any], path: Path, name: str) -> Path:
         axes.scatter([m[2] for m in mine], [m[3] for m in mine], color=color, alpha=0.7,
                      s=[20 + 400 * m[4] for m in mine], linewidths=0, label=labels[what],
                      )  # fmt: skip
-    for mark in sorted(marks, key=lambda m: -m[4])[:8]:  # more labels would hide each other
-        axes.annotate(mark[0], (mark[2], mark[3]), fontsize=7, xytext=(6, -8),
-                      textcoords="offset points")  # fmt: skip
+    for i, mark in enumerate(sorted(marks, key=lambda m: -m[4])[:NAMED], 1):
+        axes.annotate(str(i), mark[2:4], fontsize=7, ha="center", va="center")
+        axes.plot([], [], " ", label=f"{i}  {mark[0]} ({mark[4]:.0%} of its pass)")
     axes.set(xscale="log", yscale="log", xlabel="FLOPs for each byte moved",
              ylabel="FLOPs a second", xlim=(left, right))  # fmt: skip
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(fontsize=8, loc="lower right")
+    axes.legend(fontsize=7, loc="lower right", handlelength=1, framealpha=0.6)
     axes.set_title(f"{name} on {found['chip']}, {found['dtype']}, {found['batch']} × "
                    f"{found['context']:,} tokens: peak {flops_text(peak)}/s, ridge at {ridge:.0f}",
                    fontsize=9)  # fmt: skip
