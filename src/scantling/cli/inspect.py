@@ -56,17 +56,7 @@ def analyze(models: tuple[str, ...], **given: Any) -> int:
 
     Example: scantling analyze llama-3.1-8b --why d_model
     """
-    if given["hold"] and not given["range_"]:
-        raise FieldError("--hold", given["hold"], "needs --vary")
-    if given["plot"] and not (given["range_"] or given["rope_"] or given["aligned"]):
-        raise FieldError("--plot", str(given["plot"]), "needs --vary, --rope or --alignment")
-    if given["kernels"] and not given["aligned"]:
-        raise FieldError("--kernels", given["kernels"], "needs --alignment")
-    if given["original"] and not given["rope_"]:
-        raise FieldError("--original-context", given["original"], "needs --rope")
-    for name, option in OWN.items():
-        if given["rope_"] and given[name]:
-            raise FieldError("--rope", None, f"does not go with --{option}")
+    _refuse(given)
     failed = 0
     for name in models:
         try:
@@ -79,10 +69,30 @@ def analyze(models: tuple[str, ...], **given: Any) -> int:
     return 2 if failed else 0
 
 
+def _refuse(given: dict[str, Any]) -> None:
+    """Options that need another, or do not go with it, before any work."""
+    if given["hold"] and not given["range_"]:
+        raise FieldError("--hold", given["hold"], "needs --vary")
+    if given["plot"] and not (given["range_"] or given["rope_"] or given["aligned"]):
+        raise FieldError("--plot", str(given["plot"]), "needs --vary, --rope or --alignment")
+    if given["kernels"] and not given["aligned"]:
+        raise FieldError("--kernels", given["kernels"], "needs --alignment")
+    if given["kernels"] and given["range_"]:
+        raise FieldError("--kernels", given["kernels"], "does not go with --vary")
+    if given["original"] and not given["rope_"]:
+        raise FieldError("--original-context", given["original"], "needs --rope")
+    for name, option in OWN.items():
+        if given["rope_"] and given[name]:
+            raise FieldError("--rope", None, f"does not go with --{option}")
+    if given["plot"] and given["aligned"]:
+        from scantling.report.figure import check_path
+
+        check_path(given["plot"])
+
+
 def _analyze_one(name: str, given: dict[str, Any], *, several: bool) -> None:
     from scantling import catalog
     from scantling.report.analyze import analyze as count
-    from scantling.report.compare import compare as side_by_side
 
     one = catalog.load(name, assume=given["assume"])
     changed = apply_set(one.spec, given["changes"])
@@ -109,6 +119,13 @@ def _analyze_one(name: str, given: dict[str, Any], *, several: bool) -> None:
             _picture(answer["alignment"], after.name, given)
         show_json(answer, lines=several)
         return
+    _print(one.name, changed, before if given["changes"] else None, after, reasons, given)
+
+
+def _print(
+    name: str, spec: Any, before: Any, after: Any, reasons: list[str], given: dict[str, Any]
+) -> None:
+    """An analysis as text; ``before`` is what it was without ``--set``."""
     from scantling.report import text
 
     out = text.console()
@@ -119,21 +136,23 @@ def _analyze_one(name: str, given: dict[str, Any], *, several: bool) -> None:
             out.print(f"  {line}", markup=False)
         return
     if given["baseline"]:
-        text.print_analysis(out, after, before if given["changes"] else None)
-        found = side_by_side(*given["baseline"], changed, context=after.workload.context,
+        from scantling.report.compare import compare as side_by_side
+
+        text.print_analysis(out, after, before)
+        found = side_by_side(*given["baseline"], spec, context=after.workload.context,
                              batch=after.workload.batch, assume=given["assume"])  # fmt: skip
-        found["models"][-1] = one.name
+        found["models"][-1] = name
         for step in found["decomposition"]:
-            step["to"] = one.name if step["to"] == "spec" else step["to"]
+            step["to"] = name if step["to"] == "spec" else step["to"]
         text.print_compare(out, found)
         return
-    text.print_analysis(out, after, before if given["changes"] else None)
-    if given["aligned"]:
+    aligned = _aligned(after, given) if given["aligned"] else None
+    text.print_analysis(out, after, before)
+    if aligned is not None:
         from scantling.report.alignment_text import print_alignment
 
-        found = _aligned(after, given)
-        _picture(found, after.name, given)
-        print_alignment(out, found)
+        _picture(aligned, after.name, given)
+        print_alignment(out, aligned)
 
 
 def _aligned(a: Any, given: dict[str, Any]) -> dict[str, Any]:
@@ -183,8 +202,8 @@ def _vary(a: Any, given: dict[str, Any]) -> None:
         from scantling.spec import Workload
 
         work = Workload("train", a.workload.batch, a.workload.context, dtype=given["dtype"])
-        values = tuple(row["value"] for row in rows)
-        priced = speeds(a.spec, given["gpu"] or "h100-sxm", field, values, work)
+        at = tuple(row["value"] for row in rows)
+        priced = speeds(a.spec, given["gpu"] or "h100-sxm", field, at, work)
         for row in rows:
             row["speed"] = priced.get(row["value"])
     if given["plot"] is not None:

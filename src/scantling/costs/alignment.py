@@ -149,23 +149,12 @@ def nearby(
     )  # fmt: skip
 
 
-def priced(spec: Spec, workload: Workload, chip: Chip) -> Penalty:
-    """Seconds of all operators with the expected, the least and the most that alignment costs.
+def _factors(spec: Spec, workload: Workload, chip: Chip) -> list[tuple[Num, Penalty]]:
+    """Seconds of each operator were its widths aligned, and the factor of those it has.
 
     Products of routed experts whose widths are no multiples of 16 were measured to be slower in
     one library; the least is that another loads them as it loads the rest.
     """
-    value: Num = 0.0
-    low: Num = 0.0
-    high: Num = 0.0
-    for bare, factor in _factors(spec, workload, chip):
-        value, low = value + bare * factor.value, low + bare * factor.low
-        high = high + bare * factor.high
-    return Penalty(value, low, high)
-
-
-def _factors(spec: Spec, workload: Workload, chip: Chip) -> list[tuple[Num, Penalty]]:
-    """Seconds of each operator were its widths aligned, and the factor of those it has."""
     found = []
     for op in operators(spec, workload):
         seconds = op_time(op, workload, chip).value_s

@@ -108,6 +108,8 @@ def attentions(
     whole: dict[str, float] = {}
     works = {p: Workload(p, batch, context, dtype=dtype, kv_dtype=kv_dtype) for p in phases}
     for phase, work in works.items():
+        if phase == "decode" and not generates(spec):
+            continue
         ops = operators(spec, work)
         whole[phase] = float(total_time(ops, work, chip).value_s)
         for op in ops:
@@ -139,7 +141,8 @@ def _look(ops: list[Op], shape: Shape, work: Workload, chip: Chip, whole: float)
     d_key = int(shape.d_key)
     d_value = d_key if shape.d_value is None else int(shape.d_value)
     decoding = work.phase == "decode"
-    held = None if decoding else tile(chip, max(d_key, d_value))
+    known = chip.compute_capability is not None  # the rule of tiles is of NVIDIA's kernels
+    held = tile(chip, max(d_key, d_value)) if known and not decoding else None
     rows = TILE if held is None else held.queries
     bytes_ = traffic(shape, rows)
     flops, moved = float(shape.flops), float(bytes_.fused)
@@ -158,6 +161,17 @@ def _look(ops: list[Op], shape: Shape, work: Workload, chip: Chip, whole: float)
     )  # fmt: skip
 
 
+def generates(spec: Spec) -> bool:
+    """Whether a model keeps anything from token to token: an encoder has no decode step.
+
+    Example:
+        >>> from scantling import catalog
+        >>> generates(catalog.model("gpt2"))
+        True
+    """
+    return any(op.cache is not None for op in operators(spec, Workload("decode", 1, 2)))
+
+
 def split(spec: Spec, shape: Shape) -> Shape:
     """A shape with its own widths of keys and of values, where an operator says only their sum.
 
@@ -174,19 +188,19 @@ def split(spec: Spec, shape: Shape) -> Shape:
     for stack in (spec.decoder, *((spec.encoder,) if spec.encoder is not None else ())):
         for kind in stack.kinds:
             for _, node in nodes(kind):
-                for key, value in _widths(node):
-                    if node.n_head == shape.n_head and key + value == shape.both:
+                for n_head, key, value in _widths(node):
+                    if n_head == shape.n_head and key + value == shape.both:
                         return replace(shape, d_key=key, d_value=value)
     return shape
 
 
-def _widths(node: Any) -> tuple[tuple[Dim, Dim], ...]:
-    """Widths of keys and values of a mixer, in a prompt and absorbed."""
+def _widths(node: Any) -> tuple[tuple[Dim, Dim, Dim], ...]:
+    """Heads and widths of keys and values of a mixer, in a prompt and absorbed."""
     if isinstance(node, LatentAttention):
-        return ((node.d_nope + node.d_rope, node.d_value),
-                (node.kv_rank + node.d_rope, node.kv_rank))  # fmt: skip
+        return ((node.n_head, node.d_nope + node.d_rope, node.d_value),
+                (node.n_head, node.kv_rank + node.d_rope, node.kv_rank))  # fmt: skip
     if isinstance(node, GroupedAttention):
-        return ((node.d_head, node.d_head if node.d_value is None else node.d_value),)
+        return ((node.n_head, node.d_head, node.d_head if node.d_value is None else node.d_value),)
     return ()
 
 

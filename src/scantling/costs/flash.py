@@ -238,7 +238,7 @@ def _seen(shape: Shape, queries: Num) -> Num:
     if shape.reach is None:
         return shape.keys
     last: Any = queries + shape.reach - 1
-    return minimum(shape.keys, last)  # type: ignore[no-any-return, arg-type]
+    return minimum(shape.keys, last)  # type: ignore[no-any-return]
 
 
 class Fill(Struct, frozen=True, kw_only=True):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import cast
-
 from msgspec import Struct
 
+from scantling.costs.alignment import power_of_two
+from scantling.costs.kernels.attention import Shape, decode_terms, prefill_terms
 from scantling.costs.kernels.time import Time
 from scantling.costs.roofline import Product, gemm_products
-from scantling.costs.time import attention_shape, moved_bytes, op_time, total_time
+from scantling.costs.time import attention_shape, moved_bytes, op_time, row_widths, total_time
 from scantling.hardware import Chip
 from scantling.ops import Op, operators
 from scantling.quantity import Quantity
@@ -22,13 +22,30 @@ KINDS = {"matmul": "products", "attention": "attention", "scan": "scans"}
 """What kinds of operators are called; the rest moves bytes and multiplies nothing."""
 LIGHT = "norms and other light work"
 
+PREFILL = (
+    "its launch takes longer than its {keys:,} keys a query: more sequences at once",
+    "its work grows with the square of the context, {keys:,} keys a query: a window makes it less",
+    "it waits for the block that sees most of the {keys:,} keys: more sequences or heads at once",
+    "it waits for queries, keys and values to pass through memory, {keys:,} keys a query",
+    "its blocks of 128 queries cost more than what they compute, {keys:,} keys a query",
+)
+"""What the terms of ``prefill_time`` mean where they are the largest, in their order."""
+DECODE = (
+    "its launch takes longest: more sequences at once",
+    "the steps that join its parts take longest: more sequences at once",
+    "it reads its cache: fewer KV heads, a window or a narrower cache",
+    "its blocks take longest: fewer KV heads",
+    "its outputs pass through memory",
+)
+"""The same of ``decode_time``."""
+
 
 class Slowest(Struct, frozen=True, kw_only=True):
     """Where the time of one pass goes.
 
     Args:
         seconds: Of all kernels; a runtime adds its own.
-        shares: (what, share of it), largest first: products, attention, scans, light work (``LIGHT``).
+        shares: (what, share of it), largest first: products, attention, scans, ``LIGHT``.
         waits: Share of the time in operators that wait for memory longer than they compute.
         operator: The one that takes most.
         share: Its share.
@@ -70,7 +87,8 @@ def slowest(spec: Spec, workload: Workload, chip: Chip) -> Slowest:
     products = {p.name: p for p in gemm_products(spec, workload, chip)}
     op = ops[first]
     if op.name in products:
-        why = _product_reason(products[op.name], chip)
+        widths = (op.n, op.k) if op.experts is not None else row_widths(op)
+        why = _product_reason(products[op.name], [int(w) for w in widths], chip)
     else:
         why = _reason(op, workload, chip, times[first])
     return Slowest(
@@ -91,13 +109,15 @@ def _memory_bound(op: Op, workload: Workload, chip: Chip) -> bool:
     return flops / chip.rate(workload.dtype) < moved / chip.memory_bytes_per_s
 
 
-def _product_reason(p: Product, chip: Chip) -> str:
+def _product_reason(p: Product, widths: list[int], chip: Chip) -> str:
     """Why a product is not faster: the first that holds of what can be changed."""
     at = f"at {p.fraction:.0%} of the peak"
     cost = p.misaligned
     if cost.value > 1:
-        return (f"its width is crooked: {p.n} × {p.k:g}, expected to cost ×{cost.value:.2f} "
-                f"({cost.low:.2f} to {cost.high:.2f}, a declared prior)")  # fmt: skip
+        worst = min(widths, key=power_of_two)
+        return (f"its width is crooked: {worst} is no multiple of {2 * power_of_two(worst)}, "
+                f"expected to cost ×{cost.value:.2f} ({cost.low:.2f} to {cost.high:.2f}, a "
+                f"declared prior)")  # fmt: skip
     if p.bound == "memory":
         return (f"it waits for memory: {p.intensity:.3g} FLOPs a byte where {chip.name} computes "
                 f"{p.ridge:.0f}; more rows at once share the weights that are read")  # fmt: skip
@@ -113,12 +133,16 @@ def _reason(op: Op, workload: Workload, chip: Chip, time: Time) -> str:
     if op.kind == "attention":
         shape = attention_shape(op, workload)
         if workload.phase == "decode":
-            share = float(shape.cache_bytes) * float(op.times) / float(time.value_s)
-            return (f"it reads a cache of {cast('int', op.n):,} tokens a sequence, at "
-                    f"{share / chip.memory_bytes_per_s:.0%} of the bandwidth: fewer KV heads, a "
-                    f"window or a narrower cache makes it shorter")  # fmt: skip
-        return (f"its work grows with the square of the context: {cast('int', op.n):,} keys a "
-                f"query; a window or a shorter context makes it less")  # fmt: skip
+            return _decode_reason(shape, workload, chip, float(time.value_s / op.times))
+        terms = [float(t) for t in prefill_terms(chip, workload.dtype, shape)]
+        return PREFILL[terms.index(max(terms))].format(keys=int(shape.keys))
     if op.kind == "scan":
         return "a recurrence in chunks: its work grows with the context, not with its square"
     return "it moves bytes and multiplies nothing: fusing it into its neighbours saves the passes"
+
+
+def _decode_reason(shape: Shape, workload: Workload, chip: Chip, seconds: float) -> str:
+    terms = [float(t) for t in decode_terms(chip, workload.dtype, shape)]
+    at = float(shape.cache_bytes) / seconds / chip.memory_bytes_per_s
+    reached = f"the {int(shape.keys):,} keys of a sequence are read at {at:.0%} of the bandwidth"
+    return f"{DECODE[terms.index(max(terms))]} ({reached})"

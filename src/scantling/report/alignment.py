@@ -8,10 +8,10 @@ import msgspec
 from msgspec import Struct
 
 from scantling.costs.alignment import dimensions, head_splits, nearby
-from scantling.costs.attentions import Attention, attentions
+from scantling.costs.attentions import Attention, attentions, generates
 from scantling.costs.kernels.measured import installed, tables
 from scantling.costs.measured import Sourced, sourced_times
-from scantling.costs.roofline import by_width, gemm_products, pruning_bounds
+from scantling.costs.roofline import Product, by_width, gemm_products, pruning_bounds
 from scantling.costs.slowest import slowest
 from scantling.costs.time import op_time
 from scantling.errors import FieldError
@@ -43,10 +43,11 @@ def alignment(
         kernels: Which times of operators are listed; None lists none.
 
     Returns:
-        ``slowest`` by phase; ``products`` in order, each with its place at other widths;
-        ``attention``, each distinct one; ``dimensions`` with their neighbours, priced for a
-        forward and a backward pass; ``heads``, other splits at equal parameters; ``pruning``, the
-        most that pruning can gain in a prefill, and ``pruning_decode``; ``kernels`` if asked.
+        ``slowest`` by phase, of which an encoder has one; ``products`` in order, each with its
+        place at other widths; ``products_decode``; ``attention``, each distinct one;
+        ``dimensions`` with their neighbours, priced for a forward and a backward pass; ``heads``,
+        other splits at equal parameters; ``pruning``, the most that pruning can gain in a prefill,
+        and ``pruning_decode``; ``kernels`` if asked.
 
     Raises:
         UnknownNameError: If no chip has that name.
@@ -63,26 +64,35 @@ def alignment(
     if kernels in {"measured", "both"}:
         need_tables(kernels)
     work = Workload("train", batch, context, dtype=dtype)
-    phases = {p: Workload(p, batch, context, dtype=dtype, kv_dtype=kv_dtype) for p in PHASES}
+    phases = {
+        p: Workload(p, batch, context, dtype=dtype, kv_dtype=kv_dtype)
+        for p in PHASES if p == "prefill" or generates(spec)
+    }  # fmt: skip
+    decode = phases.get("decode")
     width = int(spec.d_model)
     beside = tuple(sorted({width // 2, width, 2 * width, *WIDTHS}))
     products = gemm_products(spec, phases["prefill"], one)
     found: dict[str, Any] = {
         "chip": one.key, "peak_flops_per_s": one.rate(dtype),
-        "memory_bytes_per_s": one.memory_bytes_per_s, "dtype": dtype, "batch": batch, "context": context, "d_model": width,
+        "memory_bytes_per_s": one.memory_bytes_per_s, "dtype": dtype, "batch": batch,
+        "context": context, "d_model": width,
         "slowest": {p: _tree(slowest(spec, w, one)) for p, w in phases.items()},
         "products": [
-            _tree(p) | {"by_width": _tree(by_width(p, one, dtype, width, beside))}
+            _product(p, one) | {"by_width": _tree(by_width(p, one, dtype, width, beside))}
             for p in products
         ],
-        "products_decode": _tree(gemm_products(spec, phases["decode"], one)),
+        "products_decode": [
+            _product(p, one) for p in (gemm_products(spec, decode, one) if decode else ())
+        ],
         "attention": [
             _attention(a) for a in attentions(spec, batch, context, one, dtype, kv_dtype)
         ],
         "dimensions": [_tree(nearby(spec, field, work, one)) for field, _ in dimensions(spec)],
         "heads": msgspec.to_builtins(head_splits(spec)),
         "pruning": msgspec.to_builtins(pruning_bounds(spec, phases["prefill"], one)),
-        "pruning_decode": msgspec.to_builtins(pruning_bounds(spec, phases["decode"], one)),
+        "pruning_decode": msgspec.to_builtins(
+            pruning_bounds(spec, decode, one) if decode else []
+        ),
     }  # fmt: skip
     if kernels is not None:
         found["kernels"] = {p: times(spec, w, one, kernels) for p, w in phases.items()}
@@ -135,7 +145,8 @@ def times(spec: Spec, workload: Workload, chip: Chip, kernels: Kernels) -> dict[
     Returns:
         ``operators``, each with ``fitted`` and ``measured`` seconds (None where not asked or not
         in a table), ``used``, its ``source`` and fitted over measured; ``seconds`` of all that is
-        used; ``measured_share`` of them; and ``ratio`` of those with both.
+        used; ``measured_share`` of them; ``tabled``, whether the tables hold the chip; and
+        ``ratio`` of those with both.
 
     Example:
         >>> from scantling import catalog
@@ -150,7 +161,8 @@ def times(spec: Spec, workload: Workload, chip: Chip, kernels: Kernels) -> dict[
     looked: tuple[Sourced | None, ...] = (None,) * len(ops)
     if kernels != "fitted":
         looked = sourced_times(ops, workload, chip)
-    rows = []
+    rows: list[dict[str, Any]] = []
+    pairs: list[tuple[float, float | None]] = []
     for op, one in zip(ops, looked, strict=True):
         t = op_time(op, workload, chip)
         fit = chip.constants.gemm.kind if op.kind == "matmul" else chip.constants.attention.kind
@@ -161,22 +173,28 @@ def times(spec: Spec, workload: Workload, chip: Chip, kernels: Kernels) -> dict[
             m = one.time
             found = Quantity(value=float(m.value_s), low=float(m.low_s), high=float(m.high_s),
                              unit="s", kind="measured", why=(one.source,))  # fmt: skip
+        pairs.append((fitted.value, None if found is None else found.value))
         rows.append({
             "name": op.name, "used": "fitted" if found is None else "measured",
             "fitted": None if kernels == "measured" and found is not None else fitted.to_json(),
             "measured": None if found is None else found.to_json(),
             "source": "" if one is None else one.source,
             "ratio": None if found is None else fitted.value / found.value,
-            "_both": (fitted.value, None if found is None else found.value),
         })  # fmt: skip
-    pairs = [row.pop("_both") for row in rows]
     used = sum(f if m is None else m for f, m in pairs)
     measured = sum(m for _, m in pairs if m is not None)
     same = sum(f for f, m in pairs if m is not None)
     return {
-        "operators": rows, "seconds": used, "measured_share": measured / used if used else 0.0,
+        "tabled": chip.key in tables().system, "operators": rows, "seconds": used,
+        "measured_share": measured / used if used else 0.0,
         "ratio": same / measured if measured else None,
     }  # fmt: skip
+
+
+def _product(p: Product, one: Chip) -> dict[str, Any]:
+    """One product; rounds on SMs only where the chip says how many it has."""
+    tree: dict[str, Any] = _tree(p)
+    return tree if one.sm_count is not None else tree | {"waves": None}
 
 
 def _attention(a: Attention) -> dict[str, Any]:

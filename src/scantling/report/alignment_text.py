@@ -28,9 +28,14 @@ def print_alignment(out: Console, found: dict[str, Any]) -> None:
     out.print("[bold]nearby values[/bold], in a training step")
     _neighbours(out, found)
     for phase, name in (("prefill", "pruning"), ("decode", "pruning_decode")):
-        bounds = [f"{p['part']} {p['share']:.0%} of the time, at most ×{p['most']:.2f}, half of "
-                  f"it ×{1 / (1 - p['share'] / 2):.2f}" for p in found[name]]  # fmt: skip
-        out.print(f"pruning, {phase}: {'; '.join(bounds)}", markup=False)
+        bounds = [
+            f"{p['part']} {p['share']:.0%} of the time, at most ×{p['most']:.2f}, half of "
+            f"it ×{1 / (1 - p['share'] / 2):.2f}"
+            for p in found[name]
+            if p["share"] > 0
+        ]
+        if bounds:
+            out.print(f"pruning, {phase}: {'; '.join(bounds)}", markup=False)
     for split in found["heads"]:
         out.print(
             f"[dim]same parameters: {split['n_head']} heads × {split['d_head']}, "
@@ -44,7 +49,8 @@ def _slowest(phase: str, s: dict[str, Any]) -> str:
     parts = ", ".join(f"{name} {share:.0%}" for name, share in s["shares"])
     return (
         f"{phase}: {seconds_text(s['seconds']['value'])} of kernels ({parts}; "
-        f"{s['waits']:.0%} waits for memory). Slowest: {s['operator']}, {s['share']:.0%}: {s['why']}"
+        f"{s['waits']:.0%} waits for memory). Slowest: {s['operator']}, {s['share']:.0%}: "
+        f"{s['why']}"
     )
 
 
@@ -63,7 +69,8 @@ def _products(out: Console, products: list[dict[str, Any]]) -> None:
             p["name"], f"{p['m']:.6g} × {p['n']} × {p['k']:g}{groups}",
             seconds_text(p["seconds"]["value"]), f"{p['share']:.1%}",
             f"{p['intensity']:.0f} of {p['ridge']:.0f}", p["bound"], f"{p['fraction']:.0%}",
-            f"{waves['waves']} ({waves['efficiency']:.0%})", f"{p['filled']:.0%}", cost,
+            "" if waves is None else f"{waves['waves']} ({waves['efficiency']:.0%})",
+            f"{p['filled']:.0%}", cost,
         )  # fmt: skip
     show_table(out, shown)
 

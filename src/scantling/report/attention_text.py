@@ -35,14 +35,18 @@ def print_attention(out: Console, found: dict[str, Any]) -> None:
     for text in dict.fromkeys(_kernels(a, phase) for a in found["attention"] for phase in PHASES
                               if a[phase] is not None):  # fmt: skip
         out.print(f"[dim]{text}[/dim]")
-    out.print("[dim]tile: queries × keys, blocks an SM holds × bytes of each; fused and unfused: bytes of "
-              "one layer, and how many times as many if every score is written and read[/dim]\n")
+    out.print(
+        "[dim]tile: queries × keys, blocks an SM holds × bytes of each; fused and unfused: bytes "
+        "of one layer, and how many times as many if every score is written and read[/dim]\n"
+    )
 
 
 def _row(look: dict[str, Any]) -> tuple[str, ...]:
     s, t, fill = look["shape"], look["tile"], look["fill"]
-    width = f"{s['d_key']}" if s["d_value"] in {None, s["d_key"]} else f"{s['d_key']}/{s['d_value']}"
-    window = "" if s["reach"] is None else f", window {s['reach']:g}"
+    width = (
+        f"{s['d_key']}" if s["d_value"] in {None, s["d_key"]} else f"{s['d_key']}/{s['d_value']}"
+    )
+    window = "" if s["reach"] is None or s["reach"] >= s["keys"] else f", window {s['reach']:g}"
     blocks = ""
     if fill is not None:
         blocks = f"{fill['blocks']:g} / {fill['sms']} ({fill['efficiency']:.0%})"
@@ -62,9 +66,13 @@ def _row(look: dict[str, Any]) -> tuple[str, ...]:
 def _kernels(a: dict[str, Any], phase: str) -> str:
     """Which kernels take a head width, and what the others say."""
     s, kernels = a[phase]["shape"], a[phase]["kernels"]
-    width = f"{s['d_key']}" if s["d_value"] in {None, s["d_key"]} else f"{s['d_key']}/{s['d_value']}"
+    width = (
+        f"{s['d_key']}" if s["d_value"] in {None, s["d_key"]} else f"{s['d_key']}/{s['d_value']}"
+    )
     taken = [k["reason"] for k in kernels.values() if k["verdict"] in {"yes", "padded"}]
     refused = [k["reason"] for k in kernels.values() if k["verdict"] in {"no", "unknown"}]
+    if all(k["verdict"] == "unknown" for k in kernels.values()):
+        return f"width {width}: the kernels of the table are NVIDIA's, of this chip none is known"
     says = "; ".join(taken) if taken else f"taken by none of the table: {'; '.join(refused)}"
     return f"width {width}: {says}"
 
@@ -86,7 +94,11 @@ def print_times(out: Console, phase: str, listed: dict[str, Any]) -> None:
             op["source"] or f"{fitted['kind']}: in no table" if fitted else op["source"],
         )  # fmt: skip
     show_table(out, shown)
-    ratio = "" if listed["ratio"] is None else f"; fitted / measured of these ×{listed['ratio']:.2f}"
+    if not listed["tabled"] and any(op["used"] == "fitted" for op in listed["operators"]):
+        out.print("[dim]the measured tables do not hold this chip[/dim]")
+    ratio = (
+        "" if listed["ratio"] is None else f"; fitted / measured of these ×{listed['ratio']:.2f}"
+    )
     out.print(
         f"{phase}: {seconds_text(listed['seconds'])} of products and attention, "
         f"{listed['measured_share']:.0%} of it measured{ratio}"
