@@ -13,11 +13,12 @@ from scantling.costs.alignment import nearby
 from scantling.costs.attentions import attentions, generates
 from scantling.costs.flash import prefill_fill, takes, traffic
 from scantling.costs.kernels.attention import Shape
-from scantling.costs.kernels.measured import Measured, installed
+from scantling.costs.kernels.measured import Measured, installed, tables
 from scantling.costs.kernels.time import Time
-from scantling.costs.measured import sourced_times
+from scantling.costs.measured import sourced_kernels, sourced_times
 from scantling.costs.roofline import by_width, gemm_products, roofline
 from scantling.costs.slowest import slowest
+from scantling.costs.time import op_time
 from scantling.errors import ScantlingError
 from scantling.hardware import chip, write_chip
 from scantling.ops import operators
@@ -309,6 +310,7 @@ def test_tables_of_causal_masks_answer_for_no_encoder(monkeypatch):
 
 def test_measured_and_fitted_stand_side_by_side(monkeypatch):
     monkeypatch.setattr("scantling.costs.measured.measured_gemm", fixed)
+    monkeypatch.setattr("scantling.costs.measured.measured_prefill", lambda *_: None)
     monkeypatch.setattr("scantling.report.alignment.installed", Path)
     spec = catalog.model("gpt2")
     found = alignment(spec, "h100", 1, 1024, kernels="both")["kernels"]["prefill"]
@@ -346,6 +348,37 @@ def test_most_of_a_dense_model_is_in_the_tables_and_the_fit_is_near_them():
     for phase in ("prefill", "decode"):
         assert found[phase]["measured_share"] > 0.9
         assert found[phase]["ratio"] == pytest.approx(1, abs=0.08)
+
+
+def test_gated_experts_are_asked_of_their_table_as_one_kernel(monkeypatch):
+    """Mixtral's config: width 4096, 8 experts of 14336, two a token; 32 layers."""
+    asked = []
+
+    def answer(_chip, question, *_args, **at):
+        asked.append((question, at))
+        return fixed()
+
+    monkeypatch.setattr("scantling.costs.measured.measured_time", answer)
+    work = Workload("prefill", 2, 1024)
+    ops = [op for op in operators(catalog.model("mixtral-8x7b"), work) if op.experts is not None]
+    (one,) = sourced_kernels(ops, work, chip("h100"))
+    ((question, at),) = asked
+    assert question == "experts"
+    assert set(at) == {*tables().table["experts"].exact, *tables().table["experts"].along}
+    assert (at["hidden_size"], at["inter_size"], at["topk"], at["num_experts"]) == (
+        4096, 14336, 2, 8,
+    )  # fmt: skip
+    assert at["num_tokens"] == 2048
+    assert (one.kind, one.time.value_s) == ("measured", 32.0)
+    assert one.fitted.value_s == sum(op_time(op, work, chip("h100")).value_s for op in ops)
+
+
+@needs_package
+def test_experts_of_a_known_shape_are_in_the_tables():
+    found = alignment(catalog.model("mixtral-8x7b"), "h200", 2, 4096, kernels="both")["kernels"]
+    (row,) = (op for op in found["prefill"]["operators"] if op["name"].endswith(".experts"))
+    assert row["used"] == "measured"
+    assert row["ratio"] == pytest.approx(1, abs=0.25)
 
 
 @needs_package

@@ -10,10 +10,9 @@ from msgspec import Struct
 from scantling.costs.alignment import dimensions, head_splits, nearby
 from scantling.costs.attentions import Attention, attentions, generates
 from scantling.costs.kernels.measured import installed, tables
-from scantling.costs.measured import Sourced, sourced_times
+from scantling.costs.measured import sourced_kernels
 from scantling.costs.roofline import Product, by_width, gemm_products, pruning_bounds
 from scantling.costs.slowest import slowest
-from scantling.costs.time import op_time
 from scantling.errors import FieldError
 from scantling.hardware import Chip
 from scantling.hardware import chip as known_chip
@@ -135,6 +134,8 @@ def need_tables(kernels: str) -> None:
 def times(spec: Spec, workload: Workload, chip: Chip, kernels: Kernels) -> dict[str, Any]:
     """The time of every product and attention by the sources asked for, labelled.
 
+    Both products of a layer's routed experts are one line, as tables hold them.
+
     Args:
         spec: One model.
         workload: What is run.
@@ -158,27 +159,26 @@ def times(spec: Spec, workload: Workload, chip: Chip, kernels: Kernels) -> dict[
         ({'fitted'}, 0.0)
     """
     ops = [op for op in operators(spec, workload) if op.kind in {"matmul", "attention"}]
-    looked: tuple[Sourced | None, ...] = (None,) * len(ops)
-    if kernels != "fitted":
-        looked = sourced_times(ops, workload, chip)
+    looked = sourced_kernels(ops, workload, chip)
+    core = {op.name for op in ops if op.kind == "attention"}
     rows: list[dict[str, Any]] = []
     pairs: list[tuple[float, float | None]] = []
-    for op, one in zip(ops, looked, strict=True):
-        t = op_time(op, workload, chip)
-        fit = chip.constants.gemm.kind if op.kind == "matmul" else chip.constants.attention.kind
+    for one in looked:
+        t = one.fitted
+        fit = chip.constants.attention.kind if one.op in core else chip.constants.gemm.kind
         fitted = Quantity(value=float(t.value_s), low=float(t.low_s), high=float(t.high_s),
                           unit="s", kind=fit, why=("costs.time",))  # fmt: skip
         found = None
-        if one is not None and one.kind == "measured":
+        if kernels != "fitted" and one.kind == "measured":
             m = one.time
             found = Quantity(value=float(m.value_s), low=float(m.low_s), high=float(m.high_s),
                              unit="s", kind="measured", why=(one.source,))  # fmt: skip
         pairs.append((fitted.value, None if found is None else found.value))
         rows.append({
-            "name": op.name, "used": "fitted" if found is None else "measured",
+            "name": one.op, "used": "fitted" if found is None else "measured",
             "fitted": None if kernels == "measured" and found is not None else fitted.to_json(),
             "measured": None if found is None else found.to_json(),
-            "source": "" if one is None else one.source,
+            "source": "" if found is None else one.source,
             "ratio": None if found is None else fitted.value / found.value,
         })  # fmt: skip
     used = sum(f if m is None else m for f, m in pairs)

@@ -91,7 +91,7 @@ def print_times(out: Console, phase: str, listed: dict[str, Any]) -> None:
             op["name"], "" if fitted is None else seconds_text(fitted["value"]), interval,
             "" if measured is None else seconds_text(measured["value"]),
             "" if op["ratio"] is None else f"{op['ratio']:.2f}",
-            op["source"] or f"{fitted['kind']}: in no table" if fitted else op["source"],
+            op["source"] or f"{fitted['kind']}: outside the tables" if fitted else op["source"],
         )  # fmt: skip
     show_table(out, shown)
     if not listed["tabled"] and any(op["used"] == "fitted" for op in listed["operators"]):
