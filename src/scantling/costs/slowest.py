@@ -16,6 +16,8 @@ from scantling.spec import Spec, Workload
 
 FULL = 0.9
 """A wave that leaves less than a tenth of the chip idle is taken for full."""
+HALF = 0.5
+"""Of the peak: what a large product passes on every chip that was measured well."""
 SHORT = 1024
 """Depths below it spend much of their time filling and emptying the pipeline of each tile."""
 KINDS = {"matmul": "products", "attention": "attention", "scan": "scans"}
@@ -126,6 +128,10 @@ def _product_reason(p: Product, widths: list[int], chip: Chip) -> str:
                 f"{p.waves.waves} rounds on {p.waves.sms} SMs idle ({at})")  # fmt: skip
     if p.k < SHORT:
         return f"its depth of {p.k:g} is short: each tile starts and ends often ({at})"
+    if p.fraction < HALF:
+        return (
+            f"its kernels reach {p.fraction:.0%} of the peak: others or another dtype may be faster"
+        )
     return f"it computes, {at}: less work or more chips, no better shape, makes it faster"
 
 

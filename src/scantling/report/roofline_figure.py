@@ -15,7 +15,7 @@ NAMED = 10
 def save_roofline(found: dict[str, Any], path: Path, name: str) -> Path:
     """The answer of ``alignment`` as FLOPs a second against FLOPs a byte.
 
-    Products and attention of a prefill, and the attention of a decode step; the larger a mark, the
+    Products and attention of a prefill and of a decode step; the larger a mark, the
     more of its pass it takes.
 
     Raises:
@@ -26,6 +26,9 @@ def save_roofline(found: dict[str, Any], path: Path, name: str) -> Path:
     marks = [
         (p["name"], "product", p["intensity"], p["fraction"] * peak, p["share"])
         for p in found["products"]
+    ] + [
+        (f"{p['name']}, decode", "step", p["intensity"], p["fraction"] * peak, p["share"])
+        for p in found["products_decode"]
     ] + [
         (f"{a['names'][0]}, {phase}", phase, a[phase]["intensity"],
          a[phase]["fraction"] * a[phase]["ridge"] * bandwidth, a[phase]["share"])
@@ -38,11 +41,14 @@ def save_roofline(found: dict[str, Any], path: Path, name: str) -> Path:
     right = max([4 * ridge, *(m[2] * 2 for m in marks)])
     axes.plot([left, ridge, right], [left * bandwidth, peak, peak], color="#444444")
     axes.axvline(ridge, color="#bdbdbd", linewidth=0.8, linestyle=":")
-    colors = {"product": "#2c7fb8", "prefill": "#d95f0e", "decode": "#31a354"}
-    labels = {"product": "products of a prefill", "prefill": "attention of a prefill",
+    colors = {"product": "#2c7fb8", "step": "#756bb1", "prefill": "#d95f0e", "decode": "#31a354"}
+    labels = {"product": "products of a prefill", "step": "products of a decode step",
+              "prefill": "attention of a prefill",
               "decode": "attention of a decode step"}  # fmt: skip
     for what, color in colors.items():
         mine = [m for m in marks if m[1] == what]
+        if not mine:
+            continue
         axes.scatter([m[2] for m in mine], [m[3] for m in mine], color=color, alpha=0.7,
                      s=[20 + 400 * m[4] for m in mine], linewidths=0, label=labels[what],
                      )  # fmt: skip
