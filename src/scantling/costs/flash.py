@@ -295,9 +295,11 @@ def prefill_fill(chip: Chip, shape: Shape, queries: int = TILE) -> Fill | None:
 
 
 def decode_fill(chip: Chip, shape: Shape) -> Fill | None:
-    """A decode step's blocks, one a sequence and KV head, and the splits that would fill a chip.
+    """A decode step's blocks, and the splits that would fill a chip.
 
-    A kernel that splits the keys cannot make parts shorter than a tile of 64.
+    A block works for 64 query heads of one KV head and sequence at most: an absorbed latent, one
+    head that 128 share, has two. A kernel that splits the keys cannot make parts shorter than a
+    tile of 64.
 
     Returns:
         None where the chip's SMs are not known.
@@ -311,7 +313,8 @@ def decode_fill(chip: Chip, shape: Shape) -> Fill | None:
     """
     if chip.sm_count is None:
         return None
-    blocks = product(shape.batch, shape.n_kv_head)
+    rows = ceil_div(product(shape.n_head, shape.queries), shape.n_kv_head)  # type: ignore[arg-type]
+    blocks = product(shape.batch, shape.n_kv_head, ceil_div(rows, CACHE_TILE))
     wanted, most = ceil_div(chip.sm_count, blocks), ceil_div(shape.keys, CACHE_TILE)  # type: ignore[arg-type]
     return fill(blocks, chip.sm_count, minimum(wanted, most))
 

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Struct
 
-from scantling.costs.alignment import dimensions, head_splits, nearby
+from scantling.costs.alignment import Heads, dimensions, head_splits, nearby
 from scantling.costs.attentions import Attention, attentions, generates
 from scantling.costs.kernels.measured import installed, tables
 from scantling.costs.measured import sourced_kernels
@@ -18,11 +18,13 @@ from scantling.hardware import Chip
 from scantling.hardware import chip as known_chip
 from scantling.ops import operators
 from scantling.quantity import Quantity
-from scantling.spec import Spec, Workload
+from scantling.spec import Spec, Workload, vary
 
 Kernels = Literal["measured", "fitted", "both"]
 WIDTHS = (4096, 8192, 16384)
 """Widths of models that each product is shown at, beside its own, half and twice of it."""
+HEAD_WIDTHS = (64, 96, 128, 192, 256)
+"""Head widths that splits at equal parameters are shown at."""
 PHASES: tuple[Literal["prefill", "decode"], ...] = ("prefill", "decode")
 
 
@@ -45,8 +47,8 @@ def alignment(
         ``slowest`` by phase, of which an encoder has one; ``products`` in order, each with its
         place at other widths; ``products_decode``; ``attention``, each distinct one;
         ``dimensions`` with their neighbours, priced for a forward and a backward pass; ``heads``,
-        other splits at equal parameters; ``pruning``, the most that pruning can gain in a prefill,
-        and ``pruning_decode``; ``kernels`` if asked.
+        other splits at equal parameters with the time of their attention; ``pruning``, the most
+        that pruning can gain in a prefill, and ``pruning_decode``; ``kernels`` if asked.
 
     Raises:
         UnknownNameError: If no chip has that name.
@@ -87,7 +89,10 @@ def alignment(
             _attention(a) for a in attentions(spec, batch, context, one, dtype, kv_dtype)
         ],
         "dimensions": [_tree(nearby(spec, field, work, one)) for field, _ in dimensions(spec)],
-        "heads": msgspec.to_builtins(head_splits(spec)),
+        "heads": [
+            _heads(s, spec, one, (batch, context, dtype, kv_dtype))
+            for s in head_splits(spec, HEAD_WIDTHS)
+        ],
         "pruning": msgspec.to_builtins(pruning_bounds(spec, phases["prefill"], one)),
         "pruning_decode": msgspec.to_builtins(
             pruning_bounds(spec, decode, one) if decode else []
@@ -189,6 +194,19 @@ def times(spec: Spec, workload: Workload, chip: Chip, kernels: Kernels) -> dict[
         "measured_share": measured / used if used else 0.0,
         "ratio": same / measured if measured else None,
     }  # fmt: skip
+
+
+def _heads(split: Heads, spec: Spec, one: Chip, work: tuple[int, int, str, str]) -> dict[str, Any]:
+    """Another split into heads, with the time of all attention and the tile of its width."""
+    batch, context, dtype, kv_dtype = work
+    other = vary(spec, n_head=split.n_head, n_kv_head=split.n_kv_head, d_head=split.d_head)
+    tree: dict[str, Any] = msgspec.to_builtins(split)
+    looks = attentions(other, batch, context, one, dtype, kv_dtype)
+    for phase in PHASES:
+        seconds = [getattr(a, phase).seconds.value for a in looks if getattr(a, phase) is not None]
+        tree[f"{phase}_attention_seconds"] = sum(seconds) if seconds else None
+    tree["tile"] = _tree(next((a.prefill.tile for a in looks if a.prefill is not None), None))
+    return tree
 
 
 def _product(p: Product, one: Chip) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from scantling.report.attention_text import print_attention, print_times
 from scantling.report.text import show_table, table
-from scantling.units import seconds_text
+from scantling.units import bytes_text, seconds_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -36,13 +36,29 @@ def print_alignment(out: Console, found: dict[str, Any]) -> None:
         ]
         if bounds:
             out.print(f"pruning, {phase}: {'; '.join(bounds)}", markup=False)
-    for split in found["heads"]:
-        out.print(
-            f"[dim]same parameters: {split['n_head']} heads × {split['d_head']}, "
-            f"{split['n_kv_head']} KV heads[/dim]"
-        )
+    _heads(out, found["heads"])
     for phase, listed in found.get("kernels", {}).items():
         print_times(out, phase, listed)
+
+
+def _heads(out: Console, heads: list[dict[str, Any]]) -> None:
+    """Splits into heads at equal parameters, and what their attention takes."""
+    if not heads:
+        return
+    shown = table(("same parameters", "left"), ("KV heads", "right"),
+                  ("attention of a prefill", "right"), ("of a decode step", "right"),
+                  ("tile in shared memory", "right"))  # fmt: skip
+    for h in heads:
+        t = h["tile"]
+        took = [h[f"{phase}_attention_seconds"] for phase in ("prefill", "decode")]
+        shown.add_row(
+            f"{h['n_head']} heads × {h['d_head']}", str(h["n_kv_head"]),
+            *("" if s is None else seconds_text(s) for s in took),
+            "" if t is None else f"{t['queries']} × {t['keys']}: {t['blocks_per_sm']} × "
+            f"{bytes_text(t['shared_bytes'])}",
+        )  # fmt: skip
+    show_table(out, shown)
+    out.print("[dim]the width of a head changes the loss too: --why d_head[/dim]")
 
 
 def _slowest(phase: str, s: dict[str, Any]) -> str:
@@ -110,7 +126,7 @@ def _neighbours(out: Console, found: dict[str, Any]) -> None:
             )  # fmt: skip
             first = False
     if not shown.rows:
-        out.print("  none is better: every width is a multiple of 256, or has no value of its own")
+        out.print("  no better multiple lies within a fifth of a width that has one value")
         return
     show_table(out, shown)
     d = found["dimensions"][0]
