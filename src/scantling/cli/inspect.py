@@ -109,15 +109,7 @@ def _analyze_one(name: str, given: dict[str, Any], *, several: bool) -> None:
         return
     reasons = _why(after, given) if given["why"] else []
     if given["as_json"]:
-        answer = after.to_json()
-        if given["changes"]:
-            answer["before"] = before.to_json()
-        if reasons:
-            answer["why"] = {given["why"]: reasons}
-        if given["aligned"]:
-            answer["alignment"] = _aligned(after, given)
-            _picture(answer["alignment"], after.name, given)
-        show_json(answer, lines=several)
+        show_json(_answer(after, before, reasons, given), lines=several)
         return
     _print(one.name, changed, before if given["changes"] else None, after, reasons, given)
 
@@ -151,23 +143,32 @@ def _print(
     if aligned is not None:
         from scantling.report.alignment_text import print_alignment
 
-        _picture(aligned, after.name, given)
         print_alignment(out, aligned)
+
+
+def _answer(after: Any, before: Any, reasons: list[str], given: dict[str, Any]) -> dict[str, Any]:
+    """What ``--json`` prints."""
+    answer: dict[str, Any] = after.to_json()
+    if given["changes"]:
+        answer["before"] = before.to_json()
+    if reasons:
+        answer["why"] = {given["why"]: reasons}
+    if given["aligned"]:
+        answer["alignment"] = _aligned(after, given)
+    return answer
 
 
 def _aligned(a: Any, given: dict[str, Any]) -> dict[str, Any]:
     from scantling.report.alignment import alignment
 
     gpu = given["gpu"] or "h100-sxm"
-    return alignment(a.spec, gpu, a.workload.batch, a.workload.context, given["dtype"],
-                     given["kv_dtype"], given["kernels"])  # fmt: skip
-
-
-def _picture(found: dict[str, Any], name: str, given: dict[str, Any]) -> None:
+    found = alignment(a.spec, gpu, a.workload.batch, a.workload.context, given["dtype"],
+                      given["kv_dtype"], given["kernels"])  # fmt: skip
     if given["plot"] is not None:
         from scantling.report.roofline_figure import save_roofline
 
-        click.echo(f"wrote {save_roofline(found, given['plot'], name)}", err=True)
+        click.echo(f"wrote {save_roofline(found, given['plot'], a.name)}", err=True)
+    return found
 
 
 def _limits(a: Any, given: dict[str, Any]) -> dict[str, Any]:
