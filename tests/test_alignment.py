@@ -134,7 +134,7 @@ def test_the_ridge_is_the_rate_over_the_bandwidth():
 def test_wider_models_lie_further_right_on_the_roofline():
     work, one = Workload("prefill", 1, 512), chip("h100")
     for p in gemm_products(catalog.model("llama-3.1-8b"), work, one):
-        places = by_width(p, one, "bf16")
+        places = by_width(p, one, "bf16", 4096)
         assert [place.width for place in places] == [4096, 8192, 16384]
         assert places[0].intensity < places[1].intensity < places[2].intensity
         assert all(place.reached <= place.ceiling for place in places)

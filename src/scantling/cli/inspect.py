@@ -37,14 +37,17 @@ given_models = click.argument("models", nargs=-1, required=True, metavar="MODELâ
 @click.option("--why", metavar="FIELD", help="Explain one number.")
 @click.option("--alignment", "aligned", is_flag=True, help="What its widths cost on --gpu: each "
               "product's roofline and tiles, better values nearby.")  # fmt: skip
+@click.option("--kernels", type=click.Choice(["measured", "fitted", "both"]), help="With "
+              "--alignment: list the times of operators from measured tables (extra kernels), "
+              "fitted, or side by side.")  # fmt: skip
 @click.option("--vary", "range_", metavar="FIELD=a:b:step", help="Repeat over a range.")
 @click.option("--hold", metavar="params|flops|time", help="With --vary: keep this equal.")
 @click.option("--rope", "rope_", is_flag=True, help="Wavelengths of the rotary positions, and what "
               "--context needs beyond the trained length.")  # fmt: skip
 @click.option("--original-context", "original", type=CONTEXT, help="With --rope: tokens the model "
               "was trained on, where its config says more.")  # fmt: skip
-@click.option("--plot", type=click.Path(path_type=Path), metavar="FILE", help="With --vary or "
-              "--rope: the picture.")  # fmt: skip
+@click.option("--plot", type=click.Path(path_type=Path), metavar="FILE", help="With --vary, "
+              "--rope or --alignment: the picture.")  # fmt: skip
 @click.option("--baseline", multiple=True, metavar="MODEL", help="Compare with these.")
 @assumed
 @as_json
@@ -53,15 +56,7 @@ def analyze(models: tuple[str, ...], **given: Any) -> int:
 
     Example: scantling analyze llama-3.1-8b --why d_model
     """
-    if given["hold"] and not given["range_"]:
-        raise FieldError("--hold", given["hold"], "needs --vary")
-    if given["plot"] and not (given["range_"] or given["rope_"]):
-        raise FieldError("--plot", str(given["plot"]), "needs --vary or --rope")
-    if given["original"] and not given["rope_"]:
-        raise FieldError("--original-context", given["original"], "needs --rope")
-    for name, option in OWN.items():
-        if given["rope_"] and given[name]:
-            raise FieldError("--rope", None, f"does not go with --{option}")
+    _refuse(given)
     failed = 0
     for name in models:
         try:
@@ -74,10 +69,30 @@ def analyze(models: tuple[str, ...], **given: Any) -> int:
     return 2 if failed else 0
 
 
+def _refuse(given: dict[str, Any]) -> None:
+    """Options that need another, or do not go with it, before any work."""
+    if given["hold"] and not given["range_"]:
+        raise FieldError("--hold", given["hold"], "needs --vary")
+    if given["plot"] and not (given["range_"] or given["rope_"] or given["aligned"]):
+        raise FieldError("--plot", str(given["plot"]), "needs --vary, --rope or --alignment")
+    if given["kernels"] and not given["aligned"]:
+        raise FieldError("--kernels", given["kernels"], "needs --alignment")
+    if given["kernels"] and given["range_"]:
+        raise FieldError("--kernels", given["kernels"], "does not go with --vary")
+    if given["original"] and not given["rope_"]:
+        raise FieldError("--original-context", given["original"], "needs --rope")
+    for name, option in OWN.items():
+        if given["rope_"] and given[name]:
+            raise FieldError("--rope", None, f"does not go with --{option}")
+    if given["plot"] and given["aligned"]:
+        from scantling.report.figure import check_path
+
+        check_path(given["plot"])
+
+
 def _analyze_one(name: str, given: dict[str, Any], *, several: bool) -> None:
     from scantling import catalog
     from scantling.report.analyze import analyze as count
-    from scantling.report.compare import compare as side_by_side
 
     one = catalog.load(name, assume=given["assume"])
     changed = apply_set(one.spec, given["changes"])
@@ -96,6 +111,13 @@ def _analyze_one(name: str, given: dict[str, Any], *, several: bool) -> None:
     if given["as_json"]:
         show_json(_answer(after, before, reasons, given), lines=several)
         return
+    _print(one.name, changed, before if given["changes"] else None, after, reasons, given)
+
+
+def _print(
+    name: str, spec: Any, before: Any, after: Any, reasons: list[str], given: dict[str, Any]
+) -> None:
+    """An analysis as text; ``before`` is what it was without ``--set``."""
     from scantling.report import text
 
     out = text.console()
@@ -106,19 +128,34 @@ def _analyze_one(name: str, given: dict[str, Any], *, several: bool) -> None:
             out.print(f"  {line}", markup=False)
         return
     if given["baseline"]:
-        text.print_analysis(out, after, before if given["changes"] else None)
-        found = side_by_side(*given["baseline"], changed, context=after.workload.context,
+        from scantling.report.compare import compare as side_by_side
+
+        text.print_analysis(out, after, before)
+        found = side_by_side(*given["baseline"], spec, context=after.workload.context,
                              batch=after.workload.batch, assume=given["assume"])  # fmt: skip
-        found["models"][-1] = one.name
+        found["models"][-1] = name
         for step in found["decomposition"]:
-            step["to"] = one.name if step["to"] == "spec" else step["to"]
+            step["to"] = name if step["to"] == "spec" else step["to"]
         text.print_compare(out, found)
         return
-    text.print_analysis(out, after, before if given["changes"] else None)
-    if given["aligned"]:
+    aligned = _aligned(after, given) if given["aligned"] else None
+    text.print_analysis(out, after, before)
+    if aligned is not None:
         from scantling.report.alignment_text import print_alignment
 
-        print_alignment(out, _aligned(after, given))
+        print_alignment(out, aligned)
+
+
+def _answer(after: Any, before: Any, reasons: list[str], given: dict[str, Any]) -> dict[str, Any]:
+    """What ``--json`` prints."""
+    answer: dict[str, Any] = after.to_json()
+    if given["changes"]:
+        answer["before"] = before.to_json()
+    if reasons:
+        answer["why"] = {given["why"]: reasons}
+    if given["aligned"]:
+        answer["alignment"] = _aligned(after, given)
+    return answer
 
 
 def _answer(after: Any, before: Any, reasons: list[str], given: dict[str, Any]) -> dict[str, Any]:
@@ -137,7 +174,13 @@ def _aligned(a: Any, given: dict[str, Any]) -> dict[str, Any]:
     from scantling.report.alignment import alignment
 
     gpu = given["gpu"] or "h100-sxm"
-    return alignment(a.spec, gpu, a.workload.batch, a.workload.context, given["dtype"])
+    found = alignment(a.spec, gpu, a.workload.batch, a.workload.context, given["dtype"],
+                      given["kv_dtype"], given["kernels"])  # fmt: skip
+    if given["plot"] is not None:
+        from scantling.report.roofline_figure import save_roofline
+
+        click.echo(f"wrote {save_roofline(found, given['plot'], a.name)}", err=True)
+    return found
 
 
 def _limits(a: Any, given: dict[str, Any]) -> dict[str, Any]:
@@ -167,6 +210,15 @@ def _vary(a: Any, given: dict[str, Any]) -> None:
     field, values = parse_range(given["range_"])
     b = budget(params=int(a.params.total), vocab_size=a.dims["vocab_size"], **_limits(a, given))
     rows = varied(a.spec, b, field, values, given["hold"], a.name)
+    if given["aligned"]:
+        from scantling.report.alignment import speeds
+        from scantling.spec import Workload
+
+        work = Workload("train", a.workload.batch, a.workload.context, dtype=given["dtype"])
+        at = tuple(row["value"] for row in rows)
+        priced = speeds(a.spec, given["gpu"] or "h100-sxm", field, at, work)
+        for row in rows:
+            row["speed"] = priced.get(row["value"])
     if given["plot"] is not None:
         from scantling.report.figure import save_varied
 

@@ -97,7 +97,8 @@ def nearby(
     """The time at values near a dimension's own.
 
     Kernels of the whole workload are timed at each value. Their fitted times err alike at both
-    values, so the interval of the gain is that of the prior on alignment alone.
+    values, so the interval of the gain is that of the prior on alignment alone, and of it only
+    what the dimension changes: a product as crooked as before costs as much as before.
 
     Args:
         spec: One model.
@@ -124,7 +125,7 @@ def nearby(
         raise FieldError("field", field, "is no single number of this model")
     around = {*(cast("int", round_up(now, m)) for m in MULTIPLES), now // 64 * 64} - {now}
     asked = values or tuple(v for v in sorted(around) if abs(v - now) <= NEAR * now)
-    before = priced(spec, workload, chip)
+    before = _factors(spec, workload, chip)
     size = parameters(spec).total
     found = []
     for value in asked:
@@ -132,11 +133,10 @@ def nearby(
             other = check(vary(spec, **{field: value}))
         except ScantlingError:
             continue  # a relation of the model forbids it: another value it is not
-        after = priced(other, workload, chip)
+        ratio = _ratio(before, _factors(other, workload, chip))
         gain = Quantity(
-            value=float(before.value / after.value), low=float(before.low / after.low),
-            high=float(before.high / after.low), unit="ratio", kind="assumed",
-            why=(f"time at {now} / time at {value}", *_sources(chip), MEASURE),
+            value=float(ratio.value), low=float(ratio.low), high=float(ratio.high), unit="ratio",
+            kind="assumed", why=(f"time at {now} / time at {value}", *_sources(chip), MEASURE),
         )  # fmt: skip
         added = cast("int", parameters(other).total - size)
         found.append(Neighbour(value=value, multiple=power_of_two(value), parameters=added,
@@ -149,15 +149,13 @@ def nearby(
     )  # fmt: skip
 
 
-def priced(spec: Spec, workload: Workload, chip: Chip) -> Penalty:
-    """Seconds of all operators with the expected, the least and the most that alignment costs.
+def _factors(spec: Spec, workload: Workload, chip: Chip) -> list[tuple[Num, Penalty]]:
+    """Seconds of each operator were its widths aligned, and the factor of those it has.
 
     Products of routed experts whose widths are no multiples of 16 were measured to be slower in
     one library; the least is that another loads them as it loads the rest.
     """
-    value: Num = 0.0
-    low: Num = 0.0
-    high: Num = 0.0
+    found = []
     for op in operators(spec, workload):
         seconds = op_time(op, workload, chip).value_s
         factor = Penalty(1.0, 1.0, 1.0)
@@ -166,8 +164,29 @@ def priced(spec: Spec, workload: Workload, chip: Chip) -> Penalty:
         elif op.kind == "matmul":
             slow = crooked(chip, workload.dtype, op.n, op.k)
             factor = Penalty(slow, 1.0, slow)
-        bare = seconds / factor.value
-        value, low, high = value + seconds, low + bare * factor.low, high + bare * factor.high
+        found.append((seconds / factor.value, factor))
+    return found
+
+
+def _ratio(before: list[tuple[Num, Penalty]], after: list[tuple[Num, Penalty]]) -> Penalty:
+    """Time before over time after, with the least and the most that the prior allows.
+
+    A factor that stays is the same on both sides, whatever it is: it is taken at its expected
+    value. One that changes may be at its least on one side and at its most on the other, for
+    reports disagree on which crooked width is the worse.
+    """
+    once = [0.0, 0.0, 0.0]
+    then = [0.0, 0.0, 0.0]
+    for (was, own), (now, other) in zip(before, after, strict=True):
+        same = own == other
+        for i, (f, g) in enumerate((
+            (own.value, other.value),
+            (own.value, other.value) if same else (own.low, other.high),
+            (own.value, other.value) if same else (own.high, other.low),
+        )):  # fmt: skip
+            once[i] += float(was * f)
+            then[i] += float(now * g)
+    value, low, high = (x / y for x, y in zip(once, then, strict=True))
     return Penalty(value, low, high)
 
 

@@ -7,9 +7,10 @@ from typing import Any, Literal
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from scantling.arith import Dim, Num, ceil_div, minimum, product, round_up
-from scantling.costs.kernels.attention import CACHE_TILE, Shape
+from scantling.costs.kernels.attention import CACHE_TILE, TILE, Shape
 from scantling.errors import UnknownNameError
 from scantling.hardware import Chip
 from scantling.sources import read_data
@@ -51,12 +52,13 @@ class Taken(Struct, frozen=True, kw_only=True):
     """Whether a kernel takes a head width on a chip.
 
     Args:
-        verdict: ``yes``; ``padded``: once padded to ``width``; or ``no``.
+        verdict: ``yes``; ``padded``: once padded to ``width``; ``no``; or ``unknown``: the rules
+            speak of compute capabilities, and the chip has none.
         width: The width it runs at; None where it does not.
         reason: One line that says why, with the date of the rule.
     """
 
-    verdict: Literal["yes", "padded", "no"]
+    verdict: Literal["yes", "padded", "no", "unknown"]
     width: int | None
     reason: str
 
@@ -95,18 +97,21 @@ def takes(name: str, chip: Chip, d_key: int, d_value: int | None = None) -> Take
     if name not in fused_kernels():
         raise UnknownNameError("kernel", name, fused_kernels())
     k, value = fused_kernels()[name], d_key if d_value is None else d_value
-    capability = float(chip.compute_capability or 0)
+    if chip.compute_capability is None:
+        return Taken(verdict="unknown", width=None, reason=f"{k.title}: its rule is of NVIDIA's "
+                     f"chips ({k.since}), none is known of {chip.name}")  # fmt: skip
+    capability = float(chip.compute_capability)
     newest = float("inf") if k.most_capability is None else k.most_capability
     if not k.least_capability <= capability <= newest:
         return Taken(verdict="no", width=None, reason=f"{k.title} does not run on {chip.name}, "
                      f"compute capability {chip.compute_capability} ({k.since})")  # fmt: skip
+    shown = str(d_key) if value == d_key else f"{d_key} with values of {value}"
     if (d_key, value) in k.widths:
-        return Taken(verdict="yes", width=d_key, reason=f"{k.title} takes {d_key} ({k.since})")
+        return Taken(verdict="yes", width=d_key, reason=f"{k.title} takes {shown} ({k.since})")
     if k.multiple is None or max(d_key, value) > k.most:
         some = ", ".join(str(a) if a == b else f"{a} with values of {b}" for a, b in k.widths)
         rule = f"multiples of {k.multiple} up to {k.most}" if k.multiple else ""
         says = " and ".join(part for part in (rule, some) if part)
-        shown = str(d_key) if value == d_key else f"{d_key} with values of {value}"
         return Taken(verdict="no", width=None,
                      reason=f"{k.title} takes {says}, not {shown} ({k.since})")  # fmt: skip
     width: Any = round_up(d_key, k.multiple)
@@ -208,7 +213,8 @@ def traffic(shape: Shape, queries: int = 128) -> Traffic:
     bits. A mask or dropout of its own adds 2 Q S each. Fused, the scores never leave the chip:
     only inputs and outputs move (Dao et al. 2022, theorem 2 bounds it by Q S h² / M for an
     on-chip memory of M elements). Each block of queries reads all keys and values again, but
-    blocks of one head run side by side, so the second reading comes from the cache.
+    blocks of one head run side by side, so the second reading comes from the cache. With a window
+    w the Q queries see Q + w − 1 keys between them, and a block of q queries q + w − 1.
 
     Args:
         shape: The dimensions.
@@ -219,11 +225,20 @@ def traffic(shape: Shape, queries: int = 128) -> Traffic:
         >>> round(t.unfused / t.fused)
         33
     """
-    once: Any = shape.query_bytes + shape.cache_bytes
+    seen, block = _seen(shape, shape.queries), _seen(shape, queries)
+    once: Any = shape.query_bytes + replace(shape, reach=seen).cache_bytes
     scores = product(shape.batch, shape.n_head, shape.queries, shape.keys, 4, 2)
     rows = product(ceil_div(shape.queries, queries), shape.batch, shape.n_head)  # type: ignore[arg-type]
-    again = product(rows, shape.keys, shape.both, 2)
+    again = product(rows, block, shape.both, 2)
     return Traffic(unfused=once + scores, fused=once, reread=shape.query_bytes + again)
+
+
+def _seen(shape: Shape, queries: Num) -> Num:
+    """Keys that neighbouring queries see between them."""
+    if shape.reach is None:
+        return shape.keys
+    last: Any = queries + shape.reach - 1
+    return minimum(shape.keys, last)  # type: ignore[no-any-return]
 
 
 class Fill(Struct, frozen=True, kw_only=True):
@@ -256,8 +271,10 @@ def fill(blocks: Num, sms: int, splits: Num = 1) -> Fill:
                 splits=splits)  # fmt: skip
 
 
-def prefill_fill(chip: Chip, shape: Shape) -> Fill | None:
+def prefill_fill(chip: Chip, shape: Shape, queries: int = TILE) -> Fill | None:
     """A prompt's blocks, one for each 128 queries of each head and sequence, on a chip's SMs.
+
+    A chip whose shared memory holds a smaller tile has one for each ``queries`` of that tile.
 
     Under a causal mask blocks are not equally long, so the rounds are a worst case.
 
@@ -271,13 +288,18 @@ def prefill_fill(chip: Chip, shape: Shape) -> Fill | None:
         >>> f.blocks, f.waves
         (128, 1)
     """
-    return None if chip.sm_count is None else fill(shape.blocks, chip.sm_count)
+    if chip.sm_count is None:
+        return None
+    rows = ceil_div(shape.queries, queries)  # type: ignore[arg-type]
+    return fill(product(shape.batch, shape.n_head, rows), chip.sm_count)
 
 
 def decode_fill(chip: Chip, shape: Shape) -> Fill | None:
-    """A decode step's blocks, one a sequence and KV head, and the splits that would fill a chip.
+    """A decode step's blocks, and the splits that would fill a chip.
 
-    A kernel that splits the keys cannot make parts shorter than a tile of 64.
+    A block works for 64 query heads of one KV head and sequence at most: an absorbed latent, one
+    head that 128 share, has two. A kernel that splits the keys cannot make parts shorter than a
+    tile of 64.
 
     Returns:
         None where the chip's SMs are not known.
@@ -291,7 +313,8 @@ def decode_fill(chip: Chip, shape: Shape) -> Fill | None:
     """
     if chip.sm_count is None:
         return None
-    blocks = product(shape.batch, shape.n_kv_head)
+    rows = ceil_div(product(shape.n_head, shape.queries), shape.n_kv_head)  # type: ignore[arg-type]
+    blocks = product(shape.batch, shape.n_kv_head, ceil_div(rows, CACHE_TILE))
     wanted, most = ceil_div(chip.sm_count, blocks), ceil_div(shape.keys, CACHE_TILE)  # type: ignore[arg-type]
     return fill(blocks, chip.sm_count, minimum(wanted, most))
 

@@ -7,6 +7,8 @@ from typing import Literal
 
 from msgspec import Struct
 
+from scantling.arith import Num
+from scantling.costs.kernels.attention import Shape
 from scantling.costs.kernels.measured import (
     Measured,
     measured_decode,
@@ -15,10 +17,12 @@ from scantling.costs.kernels.measured import (
     measured_time,
     tables,
 )
+from scantling.costs.kernels.misaligned import misaligned
 from scantling.costs.kernels.time import Time
-from scantling.costs.time import attention_shape, op_time
+from scantling.costs.time import attention_shape, op_time, row_widths
 from scantling.hardware import Chip
 from scantling.ops import Op
+from scantling.ops.op import visible_pairs
 from scantling.spec import Workload
 
 
@@ -29,12 +33,14 @@ class Sourced(Struct, frozen=True, kw_only=True):
         op: The operator.
         time: Its time, all its repeats together. The bounds are always those of the model.
         kind: ``measured`` or ``fitted``.
+        fitted: The fitted time, whatever is used.
         source: The table, or nothing.
     """
 
     op: str
     time: Time
     kind: Literal["measured", "fitted"]
+    fitted: Time
     source: str = ""
 
 
@@ -59,12 +65,8 @@ def sourced_time(op: Op, workload: Workload, chip: Chip, framework: str | None =
     fitted = op_time(op, workload, chip)
     found = _found(op, workload, chip, framework)
     if found is None:
-        return Sourced(op=op.name, time=fitted, kind="fitted")
-    t = found.time.times(op.times)
-    time = Time(
-        min(fitted.lower_s, t.low_s), t.low_s, t.value_s, t.high_s, max(fitted.upper_s, t.high_s)
-    )
-    return Sourced(op=op.name, time=time, kind="measured", source=found.source)
+        return Sourced(op=op.name, time=fitted, kind="fitted", fitted=fitted)
+    return _measured(op.name, found, fitted, op.times)
 
 
 def sourced_times(
@@ -74,15 +76,77 @@ def sourced_times(
     return tuple(sourced_time(op, workload, chip, framework) for op in ops)
 
 
+def sourced_kernels(
+    ops: Sequence[Op], workload: Workload, chip: Chip, framework: str | None = None
+) -> tuple[Sourced, ...]:
+    """The same, with the products of routed experts of a layer as the one kernel they are.
+
+    Tables hold both products of gated experts and the activation between them as one time, with
+    tokens spread evenly. Fitted, it is the sum of the two products.
+
+    Example:
+        >>> from scantling import catalog
+        >>> from scantling.hardware import chip
+        >>> from scantling.ops import operators
+        >>> work = Workload("prefill", 1, 4096)
+        >>> ops = operators(catalog.model("mixtral-8x7b"), work)
+        >>> found = sourced_kernels(ops, work, chip("mi300x"))
+        >>> [s.op for s in found if s.op.endswith("experts")]
+        ['decoder.layer.ffn.experts']
+    """
+    found = []
+    waiting: Op | None = None
+    for op in ops:
+        if op.kind != "matmul" or op.experts is None:
+            found.append(sourced_time(op, workload, chip, framework))
+        elif waiting is None:
+            waiting = op
+        else:
+            found.append(_experts(waiting, op, workload, chip, framework))
+            waiting = None
+    assert waiting is None  # what goes up to the experts comes down
+    return tuple(found)
+
+
+def _experts(up: Op, down: Op, workload: Workload, chip: Chip, framework: str | None) -> Sourced:
+    """Both products of a layer's experts, gated ones from the table."""
+    fitted = op_time(up, workload, chip) + op_time(down, workload, chip)
+    name = up.name.removesuffix("_up")
+    found = None
+    if up.n == 2 * down.k and workload.phase != "train":
+        names = tables().dtype
+        found = measured_time(
+            chip, "experts", framework, moe_dtype=names.get(workload.dtype, workload.dtype),
+            hidden_size=up.k, inter_size=down.k, topk=up.top_k, num_experts=up.experts,
+            moe_tp_size=1, moe_ep_size=1, distribution="balanced", num_tokens=up.m,
+        )  # fmt: skip
+    if found is None:
+        return Sourced(op=name, time=fitted, kind="fitted", fitted=fitted)
+    return _measured(name, found, fitted, up.times)
+
+
+def _measured(name: str, found: Measured, fitted: Time, times: Num) -> Sourced:
+    """A time of a table, so many times, within the bounds of the model and its own interval."""
+    t = found.time.times(times)
+    time = Time(
+        min(fitted.lower_s, t.low_s), t.low_s, t.value_s, t.high_s, max(fitted.upper_s, t.high_s)
+    )
+    return Sourced(op=name, time=time, kind="measured", source=found.source, fitted=fitted)
+
+
 def _found(op: Op, workload: Workload, chip: Chip, framework: str | None) -> Measured | None:
     """What the tables say of one of the operator's equal kernels."""
     if op.kind == "matmul":
         if op.repeat != op.times or any(t.experts is not None for t in op.tensors):
             return None
+        if misaligned(chip, workload.dtype, *row_widths(op)).high > 1:
+            return None  # the tables hold aligned widths: between them lies no crooked one
         return measured_gemm(chip, workload.dtype, int(op.m), int(op.n), int(op.k), framework)
     if op.kind != "attention" or workload.phase == "train":
         return None
     shape = attention_shape(op, workload)
+    if workload.phase == "prefill" and not _causal(shape):
+        return None
     latent = op.cache is not None and op.cache.expanded is not None
     if latent:
         names = tables().dtype
@@ -98,4 +162,10 @@ def _found(op: Op, workload: Workload, chip: Chip, framework: str | None) -> Mea
     return measured_prefill(chip, "bf16", shape, framework)
 
 
-__all__ = ["Sourced", "sourced_time", "sourced_times"]
+def _causal(shape: Shape) -> bool:
+    """Whether a mask hides what the tables' masks hide: later keys, and those beyond a window."""
+    reach = None if shape.reach is None else int(shape.reach)
+    return shape.pairs == visible_pairs(int(shape.queries), int(shape.keys), reach, causal=True)
+
+
+__all__ = ["Sourced", "sourced_kernels", "sourced_time", "sourced_times"]

@@ -11,10 +11,10 @@ from typing import Any, Literal, cast
 from msgspec import Struct
 
 from scantling.arith import Num, ceil_div
-from scantling.costs.kernels import gemm_time
-from scantling.costs.kernels.gemm import product_bytes
-from scantling.costs.kernels.misaligned import misaligned
-from scantling.costs.time import op_time, row_widths, total_time
+from scantling.costs.kernels import gemm_time, grouped_time
+from scantling.costs.kernels.gemm import crooked, product_bytes
+from scantling.costs.kernels.misaligned import Penalty, misaligned
+from scantling.costs.time import op_time, row_widths, total_time, touched
 from scantling.hardware import Chip
 from scantling.ops import Op, operators
 from scantling.quantity import Quantity
@@ -56,6 +56,7 @@ class Product(Struct, frozen=True, kw_only=True):
         n: Columns.
         k: Depth.
         groups: Products alike in one kernel.
+        grouped: Whether they are those of routed experts, whose rows are gathered and scattered.
         seconds: All its occurrences.
         share: Of the time of all operators.
         intensity: FLOPs for each byte.
@@ -73,6 +74,7 @@ class Product(Struct, frozen=True, kw_only=True):
     n: int
     k: float
     groups: float
+    grouped: bool
     seconds: Quantity
     share: float
     intensity: float
@@ -84,11 +86,15 @@ class Product(Struct, frozen=True, kw_only=True):
     waves: Waves
     misaligned: Quantity
     grows: bool
-    """Whether its columns grow with the width of the model: a vocabulary does not."""
+    """Whether its columns grow with the width of the model: those of a vocabulary or a router do
+    not."""
 
 
 def gemm_products(spec: Spec, workload: Workload, chip: Chip) -> tuple[Product, ...]:
-    """Every dense or batched product of a model, in order.
+    """Every product of a model, in order: dense, batched, and grouped by expert.
+
+    Of routed experts a row of the table is one expert that the batch touches: its even share of
+    the rows, and as many ``groups`` as are touched.
 
     Args:
         spec: One model.
@@ -105,7 +111,7 @@ def gemm_products(spec: Spec, workload: Workload, chip: Chip) -> tuple[Product, 
     """
     ops = operators(spec, workload)
     whole = total_time(ops, workload, chip).value_s
-    found = [op for op in ops if op.kind == "matmul" and op.experts is None]
+    found = [op for op in ops if op.kind == "matmul"]
     return tuple(_product(op, workload, chip, whole) for op in found)
 
 
@@ -113,21 +119,27 @@ def _product(op: Op, workload: Workload, chip: Chip, whole: Num) -> Product:
     time = op_time(op, workload, chip)
     m, n, k = float(op.m), cast("int", op.n), float(op.k)
     groups = float(op.repeat / op.times)
+    factor = misaligned(chip, workload.dtype, *row_widths(op))
+    why = chip.constants.alignment.sources
+    grouped = op.experts is not None and op.top_k is not None
+    if op.experts is not None and op.top_k is not None:
+        groups = float(touched(op.experts, op.top_k, op.m))
+        m = m * float(op.top_k) / groups
+        slow = crooked(chip, workload.dtype, n, k)
+        factor, why = Penalty(slow, 1.0, slow), ("costs.kernels.gemm.crooked",)
     tile, filled, waves = tiles(m, n, groups, chip)
     rate, place = chip.rate(workload.dtype), roofline(chip, workload.dtype, m, n, k)
-    factor = misaligned(chip, workload.dtype, *row_widths(op))
     flops = float(op.flops())
     return Product(
-        name=op.name, m=m, n=n, k=k, groups=groups,
+        name=op.name, m=m, n=n, k=k, groups=groups, grouped=grouped,
         seconds=Quantity(value=float(time.value_s), low=float(time.low_s),
                          high=float(time.high_s), unit="s", kind=chip.constants.gemm.kind,
                          why=("costs.kernels.gemm",)),
         share=float(time.value_s / whole), intensity=place.intensity, ridge=place.ridge,
         bound=place.bound, fraction=flops / float(time.value_s) / rate, tile=tile, filled=filled,
-        waves=waves, grows=op.part != "lm_head",
+        waves=waves, grows=op.part not in {"lm_head", "router"},
         misaligned=Quantity(value=float(factor.value), low=float(factor.low),
-                            high=float(factor.high), unit="ratio", kind="assumed",
-                            why=chip.constants.alignment.sources),
+                            high=float(factor.high), unit="ratio", kind="assumed", why=why),
     )  # fmt: skip
 
 
@@ -150,6 +162,7 @@ class Place(Struct, frozen=True):
     """Where a product stands on a chip's roofline."""
 
     width: int
+    """Of the model: what a product reads in its first layer."""
     intensity: float
     """FLOPs for each byte."""
     ridge: float
@@ -161,29 +174,58 @@ class Place(Struct, frozen=True):
     """Fraction of the peak that the fitted time reaches."""
 
 
-def roofline(chip: Chip, dtype: str, m: float, n: float, k: float) -> Place:
+def roofline(
+    chip: Chip, dtype: str, m: float, n: float, k: float, width: int | None = None
+) -> Place:
     """A product's place on the roofline.
+
+    Args:
+        chip: Where.
+        dtype: What is multiplied.
+        m: Rows.
+        n: Columns.
+        k: Depth.
+        width: The width of the model it is of; None is k.
 
     Example:
         >>> from scantling.hardware import chip
         >>> roofline(chip("h100"), "bf16", 1, 4096, 4096).bound
         'memory'
     """
+    return _place(chip, dtype, (m, n, k), int(k) if width is None else width,
+                  float(gemm_time(chip, dtype, m, n, k).value_s))  # fmt: skip
+
+
+def _place(
+    chip: Chip, dtype: str, mnk: tuple[float, float, float], width: int, seconds: float
+) -> Place:
+    m, n, k = mnk
     flops = 2.0 * m * n * k
     intensity = float(flops / product_bytes(dtype, m, n, k))
     ridge = chip.rate(dtype) / chip.memory_bytes_per_s
-    seconds = float(gemm_time(chip, dtype, m, n, k).value_s)
     return Place(
-        width=int(k), intensity=intensity, ridge=ridge,
+        width=width, intensity=intensity, ridge=ridge,
         bound="compute" if intensity >= ridge else "memory", ceiling=min(1.0, intensity / ridge),
         reached=flops / seconds / chip.rate(dtype),
     )  # fmt: skip
 
 
 def by_width(
-    p: Product, chip: Chip, dtype: str, widths: tuple[int, ...] = (4096, 8192, 16384)
-) -> tuple[Place, ...]:
-    """A product's place at several depths; its columns grow in proportion, a vocabulary stays.
+    p: Product, chip: Chip, dtype: str, d_model: int,
+    widths: tuple[int, ...] = (4096, 8192, 16384),
+) -> tuple[Place, ...]:  # fmt: skip
+    """The same product in models of other widths, everything that grows with the width scaled.
+
+    Depth, and columns unless they are a vocabulary or experts to choose from, are multiplied by
+    width / d_model. Scaled widths are rounded to multiples of 128, for no one would build another:
+    what a crooked width costs is not what this shows. Rows stay.
+
+    Args:
+        p: The product.
+        chip: Where.
+        dtype: What is multiplied.
+        d_model: The width of the model the product is of.
+        widths: Widths of the others.
 
     Example:
         >>> from scantling import catalog
@@ -191,12 +233,26 @@ def by_width(
         >>> from scantling.spec import Workload
         >>> work = Workload("decode", 8, 4096)
         >>> one = gemm_products(catalog.model("llama-3.1-8b"), work, chip("h100"))[0]
-        >>> [place.bound for place in by_width(one, chip("h100"), "bf16")]
+        >>> [place.bound for place in by_width(one, chip("h100"), "bf16", 4096)]
         ['memory', 'memory', 'memory']
     """
-    return tuple(
-        roofline(chip, dtype, p.m, round(p.n * w / p.k) if p.grows else p.n, w) for w in widths
-    )
+
+    def scaled(value: float, width: int) -> int:
+        if width == d_model:
+            return round(value)
+        return max(128, round(value * width / d_model / 128) * 128)
+
+    found = []
+    for w in widths:
+        n = scaled(p.n, w) if p.grows else p.n
+        k = scaled(p.k, w)
+        if p.grouped:
+            time = grouped_time(chip, dtype, p.m * p.groups, n, k, p.groups)
+        else:
+            time = gemm_time(chip, dtype, p.m, n, k, p.groups)
+        seconds = float(time.value_s) / p.groups
+        found.append(_place(chip, dtype, (p.m, n, k), w, seconds))
+    return tuple(found)
 
 
 class Pruning(Struct, frozen=True):

@@ -342,6 +342,9 @@ def print_varied(out: Console, field: str, hold: str | None, rows: list[dict[str
     shown = table((field, "right"), ("FFN", "right"), ("params", "right"), ("Δ loss", "right"),
                   ("FLOPs/token", "right"), ("days", "right"), ("KV/token", "right"),
                   ("ms/token", "right"))  # fmt: skip
+    priced = "speed" in rows[0]
+    if priced:
+        shown.add_column("speed (90 % of a prior)", justify="right", no_wrap=True)
     for row in rows:
         mark = " ◀" if row["given"] else ""
         loss = row["loss_difference"]
@@ -352,12 +355,22 @@ def print_varied(out: Console, field: str, hold: str | None, rows: list[dict[str
             f"{row['value']}{mark}", str(row["d_ff"] or ""), count_text(row["params"]), delta,
             flops_text(row["flops_per_token_train"]), f"{row['days']['value']:.3g}",
             bytes_text(row["kv_bytes_per_token"]), f"{row['tpot_seconds']['value'] * 1e3:.2f}",
+            *([_speed(row["speed"])] if priced else []),
         )  # fmt: skip
     show_table(out, shown)
     if hold:
         out.print(f"[dim]{hold} held by the FFN width; values where it cannot are left out[/dim]")
+    if priced:
+        out.print("[dim]speed: of kernels of a training step; its interval is that of a declared "
+                  "prior on alignment, not of a measurement[/dim]")  # fmt: skip
     for why in rows[0]["days"]["why"][:1] + rows[0]["tpot_seconds"]["why"][:1]:
         out.print(f"[dim]{why}[/dim]")
+
+
+def _speed(gain: dict[str, Any] | None) -> str:
+    if gain is None:
+        return "not priced"
+    return f"×{gain['value']:.3f} ({gain['low']:.3f} to {gain['high']:.3f})"
 
 
 __all__ = [
