@@ -158,18 +158,6 @@ def _answer(after: Any, before: Any, reasons: list[str], given: dict[str, Any]) 
     return answer
 
 
-def _answer(after: Any, before: Any, reasons: list[str], given: dict[str, Any]) -> dict[str, Any]:
-    """What ``--json`` prints."""
-    answer: dict[str, Any] = after.to_json()
-    if given["changes"]:
-        answer["before"] = before.to_json()
-    if reasons:
-        answer["why"] = {given["why"]: reasons}
-    if given["aligned"]:
-        answer["alignment"] = _aligned(after, given)
-    return answer
-
-
 def _aligned(a: Any, given: dict[str, Any]) -> dict[str, Any]:
     from scantling.report.alignment import alignment
 
