@@ -141,7 +141,8 @@ def _honest(front: Front) -> str:
         f"Exact: parameters, FLOPs, KV bytes. ±: Δ loss is nats/token at equal tokens, law "
         f"'{b.law}'; days {float(train.low_s) / 86400:.3g} to {float(train.high_s) / 86400:.3g} "
         f"and {float(decode.low_s) * 1e3:.3g} to {float(decode.high_s) * 1e3:.3g} ms for the "
-        f"choice (90 % of public measurements; for a plain split; `scantling plan` finds the one that fits)."
+        f"choice (90 % of public measurements, for a plain split: scantling plan finds one that "
+        f"fits)."
     )
     if c.extrapolation > 1:
         text += f" The loss is extrapolated ×{c.extrapolation:.1f} beyond the largest fitted model."
