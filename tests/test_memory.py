@@ -306,6 +306,31 @@ def test_gathered_layers_do_not_shrink_with_more_ranks():
     assert len({m.activations for m in found}) == 1
 
 
+def test_buckets_and_weights_on_the_host_count_as_they_are():
+    plan = Plan(dp=8, zero=3)
+    plain = training_memory(LLAMA2, plan, Recipe(offload=True), 512)
+    buckets = training_memory(LLAMA2, plan, Recipe(offload=True, bucket_elements=10**9), 512)
+    away = training_memory(LLAMA2, plan, Recipe(offload=True, offload_weights=True), 512)
+
+    assert buckets.total - plain.total == 2 * 10**9
+    assert plain.total - away.total == plain.weights == 2 * parameters(LLAMA2).total / 8
+
+
+def test_an_exchange_of_heads_keeps_the_output_of_attention_twice():
+    ring, exchange = Plan(cp=4), Plan(cp=4, ulysses=True)
+    more = layers_of(LLAMA, exchange, Recipe(), 8192) - layers_of(LLAMA, ring, Recipe(), 8192)
+
+    assert more == 32 * 8192 / 4 * 4096 * 2
+
+
+def test_an_activation_whose_gradient_is_written_in_place_needs_less():
+    plan = Plan(recompute="full")
+    two = (Recipe(in_place=n, chunked_loss=True) for n in (False, True))
+    apart, in_place = (training_memory(LLAMA, plan, recipe, 8192).total for recipe in two)
+
+    assert apart - in_place == 8192 * 14336 * 2
+
+
 def test_a_column_of_specs_needs_what_its_members_do():
     layers, widths = np.array([8, 32, 80, 30]), np.array([2048, 4096, 8192, 3072])
     column = vary(LLAMA, n_layer=layers, d_model=widths, d_ff=widths * 3)

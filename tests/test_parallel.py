@@ -178,6 +178,10 @@ def test_a_column_of_specs_splits_as_its_members_do():
         (LLAMA, Plan(pp=4, virtual=2, n_micro_batch=6), "6 micro-batches are no multiple of the 4"),
         (LLAMA, Plan(pp=2, dp=2, zero=3, n_micro_batch=8), "ZeRO-3 with 2 pipeline stages"),
         (LLAMA, Plan(cp=3), "8192 tokens cannot be cut into the 6 chunks that CP 3 needs"),
+        (
+            LLAMA, Plan(cp=3, ulysses=True),
+            "32 heads and 8 KV heads of a rank cannot be exchanged over CP 3",
+        ),
         (LLAMA, Plan(dp=8, shard=3), "8 data-parallel ranks cannot be cut into groups of 3"),
         (LLAMA, Plan(tp=0), "tp is 0; it must be at least 1"),
     ],
@@ -198,6 +202,7 @@ def test_a_plan_that_cannot_run_is_refused_with_the_numbers(spec, plan, said):
         (LLAMA, Plan(tp=16)),
         (DEEPSEEK, Plan(pp=16, dp=64, ep=64)),
         (GEMMA, Plan(tp=16, cp=2)),
+        (LLAMA, Plan(tp=2, cp=4, ulysses=True)),
         (vary(LLAMA, n_layer=30), Plan(pp=4)),
     ],
 )

@@ -24,11 +24,13 @@ left out.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from msgspec import Struct
 
 from scantling.arith import Num, maximum, minimum, product
+from scantling.costs.adapters import adapts
 from scantling.costs.ranks import Placed
 from scantling.spec.plan import Adapter, Plan, Prompt, Recipe
 
@@ -192,15 +194,16 @@ class _Fold:
         left: Any = 0
         grad: Any = 0
         if placed.reads_stream:
-            if not self.stream_kept and self._trains(leaf):
+            if not self.stream_kept and self._trains(placed):
                 share = stream_share(self.plan) if placed.split == "out" else 1
-                left = left + read / share + self._adapter(placed, read)
+                left = left + read / share
                 self.stream_kept = True
         elif leaf == "o" and self.flash:
             # The output, which flash attention keeps itself; before an exchange and after it.
             left = left + read * (2 if self.plan.ulysses and self.plan.cp > 1 else 1)
-        elif self._trains(leaf):
+        elif self._trains(placed):
             left = left + read
+        left = left + self._beside(placed, read)
         if leaf in {"qkv", "kv", "q", "q_up"}:  # what attention reads
             left = left + made + self._sliced(placed)
             grad = made
@@ -218,26 +221,33 @@ class _Fold:
         scaled = op.m * op.n * self.b if adapter.scales else 0
         return scaled + (op.m * op.k * self.b if leaf == "o" else 0)
 
-    def _trains(self, leaf: str) -> bool:
+    def _trains(self, placed: Placed) -> bool:
         """Whether a gradient of a product's weight, or of an adapter on it, is wanted."""
         adapter = self.recipe.adapter
         if adapter is None or adapter.packed:  # packed products keep their input all the same
             return True
-        if isinstance(adapter, Prompt):
+        if not isinstance(adapter, Adapter) or adapter.dropout:  # dropout's copy is kept instead
             return False
-        return not adapter.targets or any(_named(leaf, t) for t in adapter.targets)
+        return any(self._adapted(placed, adapter))
 
-    def _adapter(self, placed: Placed, read: Any) -> Any:
-        """What an adapter beside a product keeps: its outputs, and the mask of its dropout."""
+    @staticmethod
+    def _adapted(placed: Placed, adapter: Adapter) -> Iterator[Any]:
+        """Outputs of the adapters beside a product; stacked experts have none."""
+        for t in placed.op.tensors:
+            if t.experts is None and adapts(placed, t, adapter):
+                yield t.shape[0]
+
+    def _beside(self, placed: Placed, read: Any) -> Any:
+        """What adapters beside a product keep: their outputs, and of dropout a copy and a mask."""
         adapter = self.recipe.adapter
         if not isinstance(adapter, Adapter):
             return 0
-        wanted: Any = 0
-        for t in placed.op.tensors:
-            if len(t.shape) == 2 and _adapts(t.name.rpartition(".")[2], adapter.targets):
-                wanted = wanted + t.shape[0]
-        masks = read / self.b if adapter.dropout else 0
-        return placed.op.m * wanted * self.b + masks
+        outs = list(self._adapted(placed, adapter))
+        if not outs:
+            return 0
+        made: Any = sum(outs, start=0)
+        dropped = read + read / self.b if adapter.dropout else 0
+        return placed.op.m * made * self.b + dropped
 
     def _sliced(self, placed: Placed) -> Any:
         """A value that is a slice of one product's output keeps all of it alive.
@@ -287,18 +297,3 @@ class _Fold:
         if self.gated and not self.recipe.fused:
             return inputs + each, inputs + each
         return inputs, each if self.recipe.in_place else inputs
-
-
-FUSED = {"q": ("qkv", "q", "q_up"), "k": ("qkv", "kv"), "v": ("qkv", "kv")}
-"""Operators that hold the matrix of a name beside others."""
-
-
-def _named(leaf: str, target: str) -> bool:
-    """Whether an operator holds the matrix of a target's name: ``q_proj`` is in ``qkv``."""
-    plain = target.removesuffix("_proj")
-    return leaf in FUSED.get(plain, (plain, "up" if plain == "gate" else plain))
-
-
-def _adapts(name: str, targets: tuple[str, ...]) -> bool:
-    """Whether a matrix is one of an adapter's targets."""
-    return not targets or name in {t.removesuffix("_proj") for t in targets}

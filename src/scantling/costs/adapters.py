@@ -160,19 +160,24 @@ def prompt_parameters(ops: tuple[Placed, ...], adapter: Prompt) -> Any:
 
 def _matched(ops: tuple[Placed, ...], adapter: Adapter) -> Iterator[tuple[Tensor, Any]]:
     """Each matrix that a target names, with the parameters of its adapters in the whole model."""
-    wanted = {name for target in adapter.targets for name in _plain(target)}
     for placed in ops:
-        if placed.op.kind != "matmul" or not placed.layer:
-            continue
         for t in placed.op.tensors:
-            leaf = t.name.rpartition(".")[2].removeprefix("experts_").removeprefix("shared_")
-            if len(t.shape) == 2 and (leaf in wanted or _any_linear(placed, adapter)):
+            if adapts(placed, t, adapter):
                 copies = t.copies if t.experts is None else product(t.copies, t.experts)
                 yield t, product(adapter.rank * (t.shape[0] + t.shape[1]), copies)
 
 
-def _any_linear(placed: Placed, adapter: Adapter) -> bool:
-    return not adapter.targets and placed.op.part != "router"
+def adapts(placed: Placed, t: Tensor, adapter: Adapter) -> bool:
+    """Whether a target names a matrix; without targets every product of the layers is one.
+
+    The router is no target of its own, nor is the head.
+    """
+    if placed.op.kind != "matmul" or not placed.layer or len(t.shape) != 2:
+        return False
+    if not adapter.targets:
+        return placed.op.part != "router"
+    leaf = t.name.rpartition(".")[2].removeprefix("experts_").removeprefix("shared_")
+    return any(leaf in _plain(target) for target in adapter.targets)
 
 
 def _plain(target: str) -> tuple[str, ...]:

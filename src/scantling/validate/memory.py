@@ -158,16 +158,27 @@ def megatron_peak(row: CsvRow) -> Scored:
 # ---------------------------------------------------------------- FSDP
 
 
+TITAN_CONTEXT = 8192
+"""Tokens of a sequence where none are printed: the default of its configurations."""
+
+
+def _whole(row: CsvRow, column: str, default: int) -> int:
+    """A cell as an int, or a default where it is empty."""
+    return int(row[column]) if row[column] else default
+
+
 @reads("train_torchtitan.csv", "peak reserved memory, GiB")
 def torchtitan_peak(row: CsvRow) -> Scored:
     """FSDP2 with fp32 shards, losses by plain kernels in fp32, selective recompute by operator."""
     if not row["peak_mem_gib"]:
-        raise NotScoredError("no memory was published")
-    pp, local = int(row["pp"]), int(row["local_batch"])
+        raise NotScoredError("no memory was published", excluded=True)
+    tp, pp, cp = (_whole(row, key, 1) for key in ("tp", "pp", "cp"))
+    local = _whole(row, "local_batch", 1)
     n_micro = min(pp, local) if pp > 1 else 1
     full = row["activation_ckpt"] == "full"
     plan = Plan(
-        tp=int(row["tp"]), pp=pp, dp=int(row["fsdp"]), cp=int(row["cp"]), zero=3,
+        tp=tp, pp=pp, cp=cp, zero=3,
+        dp=_whole(row, "fsdp", int(row["n_gpus"]) // (tp * pp * cp)),
         virtual=2 if "interleaved" in row["extra"].lower() else 1,
         micro_batch=max(1, local // n_micro), n_micro_batch=n_micro,
         recompute="full" if full else "products",
@@ -176,7 +187,8 @@ def torchtitan_peak(row: CsvRow) -> Scored:
         dtype="bf16" if row["precision"] == "bf16" else "fp8", weights="fp32", master=None,
         fused=row["torch_compile"] == "1", foreach=True,
     )  # fmt: skip
-    found = training_memory(_model(row["model"]), plan, recipe, int(row["seq_len"]))
+    context = _whole(row, "seq_len", TITAN_CONTEXT)
+    found = training_memory(_model(row["model"]), plan, recipe, context)
     return Scored(
         row=row["row_id"], group=row["table"], actual=float(row["peak_mem_gib"]),
         predicted=float(found.reserved) / GIB, low=float(found.reserved_low) / GIB,
