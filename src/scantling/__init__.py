@@ -1,7 +1,7 @@
 """scantling chooses, checks and tests the dimensions of language models.
 
 The verbs of the command line are functions here: ``analyze``, ``compare``, ``design``,
-``export``, ``trace``, ``validate``.
+``export``, ``plan``, ``trace``, ``validate``.
 Names are found on first use, so that importing the package costs a few milliseconds.
 
 Example:
@@ -34,6 +34,7 @@ NAMES = {
     "load": "scantling.catalog",
     "model": "scantling.catalog",
     "parameters": "scantling.costs.count",
+    "plan": "scantling.search.plans",
     "trace": "scantling.report.trace",
     "validate": "scantling.validate",
     "vary": "scantling.spec",

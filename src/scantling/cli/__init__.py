@@ -16,6 +16,7 @@ VERBS = {
     "design": ("scantling.cli.design", "From a budget to the shapes worth training."),
     "analyze": ("scantling.cli.inspect", "Exact counts, memory and ratios of a model."),
     "compare": ("scantling.cli.inspect", "Models side by side, growth decomposed."),
+    "plan": ("scantling.cli.plan", "Training: memory, time and the best split over chips."),
     "trace": ("scantling.cli.inspect", "The walk of a token through the shapes."),
     "export": ("scantling.cli.export", "Write a model as config of another tool."),
     "validate": ("scantling.cli.validate", "Predictions against public tables: every error."),

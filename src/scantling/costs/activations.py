@@ -32,6 +32,7 @@ from msgspec import Struct
 from scantling.arith import Num, maximum, minimum, product
 from scantling.costs.adapters import adapts
 from scantling.costs.ranks import Placed
+from scantling.costs.remember import remembered
 from scantling.spec.plan import Adapter, Plan, Prompt, Recipe
 
 STREAM_NORMS = ("pre_norm", "final_norm")
@@ -56,7 +57,17 @@ class Kept(Struct, frozen=True):
         """All that waits for the backward pass."""
         return self.layers + self.outside
 
+    def times(self, n: int) -> Kept:
+        """What so many sequences leave."""
+        return Kept(*(product(getattr(self, name), n) for name in self.__struct_fields__))
 
+
+@remembered(
+    lambda ops, width, plan, recipe, rows: (
+        id(ops), width, plan.tp, plan.cp, plan.expert_tp, plan.sequence_parallel, plan.ulysses,
+        plan.recompute, plan.recompute_layers, recipe, rows,
+    )
+)  # fmt: skip
 def kept(ops: tuple[Placed, ...], width: Any, plan: Plan, recipe: Recipe, rows: Any) -> Kept:
     """What one micro-batch leaves on a rank.
 

@@ -10,6 +10,7 @@ from msgspec import Struct
 from scantling.arith import Num, maximum, minimum, product
 from scantling.costs.activations import item
 from scantling.costs.ranks import Placed
+from scantling.costs.remember import remembered
 from scantling.costs.states import whole_bytes
 from scantling.sources import read_data
 from scantling.spec import dtype_bytes
@@ -35,6 +36,7 @@ def gathered_bytes(ops: tuple[Placed, ...], plan: Plan, recipe: Recipe) -> Any:
     return (2 * each + outside) * item(recipe)
 
 
+@remembered(id)
 def _layer_weights(ops: tuple[Placed, ...]) -> tuple[Any, Any]:
     """Parameters on this rank of the largest layer, and of all that is in no layer."""
     by: dict[str, Any] = {}
@@ -67,6 +69,7 @@ class Gradients(Struct, frozen=True):
     head: Any
 
 
+@remembered(lambda ops, plan, recipe: (id(ops), plan.zero, recipe))
 def gradient_buffers(ops: tuple[Placed, ...], plan: Plan, recipe: Recipe) -> Gradients:
     """Gradients of weights on their way to where they are summed.
 

@@ -11,6 +11,7 @@ from scantling.arith import Dim, Num, maximum, product
 from scantling.costs.kernels import collective_time
 from scantling.costs.kernels.collective import Collective
 from scantling.costs.ranks import Placed, expert_tp
+from scantling.costs.remember import remembered
 from scantling.hardware import Cluster
 from scantling.spec import Spec, dtype_bytes
 from scantling.spec.plan import Plan, Recipe
@@ -33,6 +34,9 @@ class Traffic(Struct, frozen=True):
     """Weights of the layers gathered once from the ranks that share them."""
     reduce_s: Num
     """Gradients of the layers summed once, each rank keeping its share (or all of them)."""
+    apart: bool = False
+    """Whether the tensor group spans nodes: it hides by tiles that read a neighbour's memory,
+    which only the links inside a node allow."""
 
 
 def traffic(
@@ -63,9 +67,15 @@ def traffic(
     return Traffic(
         tensor, again, context_group(placed, plan, cluster, context),
         expert_group(placed, plan, cluster), pipeline, gather, reduced * trained,
+        plan.tp > cluster.node.n_gpu,
     )  # fmt: skip
 
 
+@remembered(
+    lambda placed, hidden, plan, cluster: (
+        id(placed), hidden, plan.tp, plan.sequence_parallel, id(cluster)
+    )
+)  # fmt: skip
 def tensor_group(
     placed: Sequence[Placed], hidden: Num, plan: Plan, cluster: Cluster
 ) -> tuple[Num, Num]:
@@ -86,6 +96,11 @@ def tensor_group(
     return sent, 2 * one
 
 
+@remembered(
+    lambda placed, plan, cluster, context: (
+        id(placed), plan.tp, plan.cp, plan.micro_batch, id(cluster), context
+    )
+)  # fmt: skip
 def context_group(placed: Sequence[Placed], plan: Plan, cluster: Cluster, context: int) -> Num:
     """Keys and values gathered forward, again backward, and their gradients summed back."""
     if plan.cp == 1:
@@ -98,6 +113,9 @@ def context_group(placed: Sequence[Placed], plan: Plan, cluster: Cluster, contex
     return 3 * once
 
 
+@remembered(
+    lambda placed, plan, cluster: (id(placed), plan.tp, plan.ep, plan.expert_tp, id(cluster))
+)
 def expert_group(placed: Sequence[Placed], plan: Plan, cluster: Cluster) -> Num:
     """Tokens sent to their experts and back, forward and backward."""
     if plan.ep == 1:
@@ -112,6 +130,12 @@ def expert_group(placed: Sequence[Placed], plan: Plan, cluster: Cluster) -> Num:
     return total
 
 
+@remembered(
+    lambda placed, n_layer, plan, recipe, cluster: (
+        id(placed), n_layer, plan.tp, plan.pp, plan.ep, plan.expert_tp, plan.zero,
+        plan.zero_ranks, recipe, id(cluster),
+    )
+)  # fmt: skip
 def sharing(
     placed: Sequence[Placed], n_layer: Dim, plan: Plan, recipe: Recipe, cluster: Cluster
 ) -> tuple[Num, Num]:
@@ -136,6 +160,7 @@ def sharing(
     return gather, reduced
 
 
+@remembered(lambda placed, plan: (id(placed), plan.pp))
 def held(placed: Sequence[Placed], plan: Plan) -> tuple[Num, Num]:
     """Weights that one rank holds: all but routed experts, and those; stages hold equal shares."""
     dense: Any = 0

@@ -15,6 +15,7 @@ from __future__ import annotations
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from scantling.arith import Num, is_array, product
 from scantling.costs.activations import Kept, item, kept
@@ -98,11 +99,16 @@ def training_memory(spec: Spec, plan: Plan, recipe: Recipe, context: int) -> Tra
 def stage_peaks(
     spec: Spec, plan: Plan, recipe: Recipe, context: int, stage: int
 ) -> list[TrainingMemory]:
-    """The moments of a stage that can be its peak."""
-    ops = placed_operators(spec, plan, context, stage)
+    """The moments of a stage that can be its peak.
+
+    All that a micro-batch leaves is so many times what one sequence leaves, wherever its experts
+    are; and what a rank holds of the weights does not depend on the tokens it sees.
+    """
+    alone = replace(plan, micro_batch=1)
+    seen = placed_operators(spec, replace(alone, ep=1), context, stage)
+    ops = placed_operators(spec, replace(alone, cp=1), context, stage)
     held = states(ops, plan, recipe)
-    rows = plan.micro_batch * -(-context // plan.cp)
-    left = kept(ops, spec.d_model, plan, recipe, rows)
+    left = kept(seen, spec.d_model, alone, recipe, -(-context // plan.cp)).times(plan.micro_batch)
     waiting = in_flight(plan, stage, left)
     again: Any = left.one_layer if plan.recompute in {"full", "products"} else 0
     gradients = gradient_buffers(ops, plan, recipe)
@@ -113,8 +119,8 @@ def stage_peaks(
     made, sums = gradients.layers, _Sums(stage, held, plan, recipe)
     found = [sums.at("backward", waiting + left.temporary + again, 0, always + made)]
     if stage == plan.pp - 1:
-        logits = loss_bytes(ops, recipe, live_logits(recipe))
-        head = loss_bytes(ops, recipe, item(recipe))
+        logits = plan.micro_batch * loss_bytes(seen, recipe, live_logits(recipe))
+        head = plan.micro_batch * loss_bytes(seen, recipe, item(recipe))
         lasting = always + (0 if plan.zero >= 2 else made)
         found.append(sums.at("loss", waiting, logits, lasting, doubt=head))
         found.append(sums.at("head", waiting, head, lasting + gradients.head, doubt=head))

@@ -16,6 +16,7 @@ from scantling.costs.kernels import grouped_time, stream_time, training_time
 from scantling.costs.kernels.gemm import gemm_s
 from scantling.costs.kernels.misaligned import misaligned
 from scantling.costs.ranks import Placed
+from scantling.costs.remember import remembered
 from scantling.costs.time import LIGHT, attention_shape, row_widths
 from scantling.hardware import Chip
 from scantling.hardware.constants import StepConstants
@@ -91,6 +92,11 @@ class Pass(Struct, frozen=True):
     embedding: Work
 
 
+@remembered(
+    lambda placed, plan, recipe, chip, *, turned=False: (
+        id(placed), plan.tp, plan.cp, plan.micro_batch, recipe, id(chip), turned
+    )
+)  # fmt: skip
 def one_pass(
     placed: Iterable[Placed], plan: Plan, recipe: Recipe, chip: Chip, *, turned: bool = False
 ) -> Pass:

@@ -8,6 +8,7 @@ context or sequence, experts spread over ranks, and which stage has the embeddin
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import Any, Literal
 
@@ -226,7 +227,27 @@ def rank_operators(spec: Spec, plan: Plan, context: int, stage: int = 0) -> tupl
 def placed_operators(
     spec: Spec, plan: Plan, context: int, stage: int = 0
 ) -> tuple[Placed, ...]:  # fmt: skip
-    """As ``rank_operators``, with how each is split and in which layer it stands."""
+    """As ``rank_operators``, with how each is split and in which layer it stands.
+
+    The last few are remembered: a search asks for the same split with many recipes.
+    """
+    split = Plan(
+        tp=plan.tp, pp=plan.pp, cp=plan.cp, ep=plan.ep, expert_tp=plan.expert_tp,
+        virtual=plan.virtual, sequence_parallel=plan.sequence_parallel,
+        micro_batch=plan.micro_batch, vocab_multiple=plan.vocab_multiple,
+    )  # fmt: skip
+    try:
+        return _remembered(spec, split, context, stage)
+    except TypeError:  # a column of specs has no hash
+        return _placed(spec, split, context, stage)
+
+
+@functools.lru_cache(maxsize=4096)
+def _remembered(spec: Spec, plan: Plan, context: int, stage: int) -> tuple[Placed, ...]:
+    return _placed(spec, plan, context, stage)
+
+
+def _placed(spec: Spec, plan: Plan, context: int, stage: int) -> tuple[Placed, ...]:
     own = rank_spec(spec, plan, stage)
     modules = _modules(own)
     work = Workload("prefill", plan.micro_batch, context)

@@ -11,6 +11,7 @@ from scantling.arith import Num, maximum, product
 from scantling.costs.activations import item
 from scantling.costs.adapters import adapter_parameters, frozen_bytes
 from scantling.costs.ranks import Placed, expert_tp
+from scantling.costs.remember import remembered
 from scantling.ops import Tensor
 from scantling.spec import dtype_bytes
 from scantling.spec.plan import Plan, Recipe
@@ -42,6 +43,11 @@ BLOCK_8BIT = 256
 """Elements of an 8-bit moment that share an fp32 scale."""
 
 
+@remembered(
+    lambda ops, plan, recipe: (
+        id(ops), plan.zero, plan.zero_ranks, plan.tp, plan.ep, plan.expert_tp, recipe,
+    )
+)  # fmt: skip
 def states(ops: tuple[Placed, ...], plan: Plan, recipe: Recipe) -> States:
     """Weights, gradients and optimizer states of one rank.
 

@@ -144,7 +144,8 @@ def assemble(t: Terms, plan: Plan, recipe: Recipe, c: StepConstants) -> Parts:
         head = head * (1 + t.mtp_passes) + layers * (t.mtp_passes / n_layer)
     tensor = sent.tensor_s + (sent.tensor_again_s if plan.recompute == "full" else 0.0)
     beside = c.exposed_tensor if recipe.overlap else c.serial
-    inside = beside * (tensor + sent.context_s + sent.expert_s)
+    inside = beside * (sent.context_s + sent.expert_s)
+    inside = inside + (c.serial if sent.apart else beside) * tensor
     inside = inside + 2 * plan.virtual * beside * sent.pipeline_s
     m = plan.n_micro_batch
     sharing: Num = 0.0

@@ -17,7 +17,7 @@ STEPS = 40
 
 
 def flops_of(days: float, chip: Chip, n_gpu: int, dtype: str) -> int:
-    """Training FLOPs that so many days on so many chips allow.
+    """Training FLOPs that so many days on so many chips allow, attention in full.
 
     Days × chips × peak × the MFU that a 7B reaches there.
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from typing import Literal
 
@@ -37,6 +38,7 @@ STATE_BITS = 16
 """The fewest bits of an element of a recurrent state."""
 
 
+@functools.cache
 def plain_dtype(name: str) -> str:
     """The short name of a dtype from any common spelling; an unknown one stays as it is.
 
@@ -64,6 +66,7 @@ def dtype_name(name: str) -> str:
     return plain
 
 
+@functools.cache
 def dtype_bytes(name: str) -> float:
     """Bytes of one element.
 
@@ -74,6 +77,7 @@ def dtype_bytes(name: str) -> float:
     return BITS[dtype_name(name)] / 8
 
 
+@functools.cache
 def kv_dtype_bytes(name: str) -> float:
     """Bytes of one element of a cache, its share of the scales included.
 

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from scantling.arith import Dim, Num, ceil_div, log2, maximum, minimum, product, round_up, wide
 from scantling.costs.kernels.time import Terms, Time, spread, within
+from scantling.costs.remember import remembered
 from scantling.hardware import Chip
 from scantling.hardware.curve import interpolate
 from scantling.spec.workload import BITS, plain_dtype
@@ -216,6 +217,7 @@ def decode_terms(chip: Chip, dtype: str, shape: Shape) -> Terms:
     return c.decode_launch_s, steps, joined - waiting, waiting, outputs
 
 
+@remembered(lambda chip, *given, **named: (id(chip), given, tuple(named.items())))
 def training_time(
     chip: Chip, dtype: str, shape: Shape, kernel: str, *, backward: bool = False, launches: Num = 1
 ) -> Time:

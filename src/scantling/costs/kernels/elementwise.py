@@ -5,6 +5,7 @@ from __future__ import annotations
 from scantling.arith import Num, maximum, minimum
 from scantling.costs.kernels.scatter import scattered
 from scantling.costs.kernels.time import Time
+from scantling.costs.remember import remembered
 from scantling.hardware import Chip
 from scantling.hardware.constants.elementwise import Light
 
@@ -12,6 +13,7 @@ CACHE = 3.0
 """How many times as fast as memory the L2 cache is at most."""
 
 
+@remembered(lambda chip, *given, **named: (id(chip), given, tuple(named.items())))
 def elementwise_time(
     chip: Chip, moved: Num, launches: Num = 1, kind: Light = "copy", width: Num = 0
 ) -> Time:

@@ -8,6 +8,7 @@ from scantling.arith import Dim, Num, maximum, minimum, product, round_up
 from scantling.costs.kernels.misaligned import misaligned
 from scantling.costs.kernels.scatter import scattered
 from scantling.costs.kernels.time import Time
+from scantling.costs.remember import remembered
 from scantling.hardware import Chip
 from scantling.hardware.constants import ProductConstants
 from scantling.hardware.constants.gemm import REFERENCE, TILE
@@ -21,6 +22,7 @@ DROOPS = (1e7, 1e14)
 """FLOPs between which a longer product is slower; no measurement lies outside."""
 
 
+@remembered(lambda chip, *given, **named: (id(chip), given, tuple(named.items())))
 def gemm_time(
     chip: Chip, dtype: str, m: Num, n: Num, k: Num, groups: Num = 1, launches: Num = 1,
     cache_bytes: Num = 0, *, narrowed: bool = False,
@@ -71,6 +73,7 @@ def gemm_time(
     return penalty.on(time).times(launches)
 
 
+@remembered(lambda chip, *given, **named: (id(chip), given, tuple(named.items())))
 def gemm_s(
     chip: Chip, dtype: str, m: Num, n: Num, k: Num, groups: Num = 1, cache_bytes: Num = 0, *,
     narrowed: bool = False,
@@ -119,6 +122,7 @@ def reached(chip: Chip, g: ProductConstants, flops: Num, waves: Num, k: Num) -> 
     return minimum(g.matmul * whole / part * (flops / reference) ** -g.droop, 1.0)  # type: ignore[no-any-return]
 
 
+@remembered(lambda chip, *given, **named: (id(chip), given, tuple(named.items())))
 def grouped_time(
     chip: Chip, dtype: str, rows: Num, n: Num, k: Num, touched: Num, launches: Num = 1,
     passing: Num | None = None,
@@ -205,6 +209,7 @@ def lost(chip: Chip, g: ProductConstants, m: Num, n: Num, groups: Num = 1) -> Nu
     return cast("Num", best)
 
 
+@remembered(lambda chip, *given, **named: (id(chip), given, tuple(named.items())))
 def stream_time(chip: Chip, dtype: str, flops: Num, moved: Num, launches: Num = 1) -> Time:
     """Work of many small products, as a recurrence in chunks: bounds by FLOPs and bytes alone.
 
