@@ -1,7 +1,7 @@
 """scantling chooses, checks and tests the dimensions of language models.
 
 The verbs of the command line are functions here: ``analyze``, ``compare``, ``design``,
-``export``, ``plan``, ``trace``, ``validate``.
+``export``, ``plan``, ``serve``, ``trace``, ``validate``.
 Names are found on first use, so that importing the package costs a few milliseconds.
 
 Example:
@@ -35,6 +35,7 @@ NAMES = {
     "model": "scantling.catalog",
     "parameters": "scantling.costs.count",
     "plan": "scantling.search.plans",
+    "serve": "scantling.search.serving",
     "trace": "scantling.report.trace",
     "validate": "scantling.validate",
     "vary": "scantling.spec",
