@@ -96,7 +96,11 @@ def _one(name: str, given: dict[str, Any], *, several: bool) -> int:
     q = question(one, **{key: given[key] for key in QUESTION if given[key] is not None})
     with Progress() as progress:
         found = answer(q, progress)
-    if given["plot"] is not None and found.choice is not None and found.choice.saturation is not None:
+    if (
+        given["plot"] is not None
+        and found.choice is not None
+        and found.choice.saturation is not None
+    ):
         from scantling.report.serve_figure import save_serve
 
         click.echo(f"wrote {save_serve(found, given['plot'])}", err=True)

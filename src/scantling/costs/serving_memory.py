@@ -158,9 +158,10 @@ def _stage(
     draft: Any = 0
     if own.draft is not None:
         small = Plan()
-        draft = weight_bytes(own.draft, small, 0) + cache_readings(
-            own.draft, sequences, context, dtype
-        ).by_kind
+        draft = (
+            weight_bytes(own.draft, small, 0)
+            + cache_readings(own.draft, sequences, context, dtype).by_kind
+        )
     over_low, over, over_high = overhead_bytes(split, own)
     fixed: Any = weights + draft
     total = fixed + held.by_kind + activations + c["sample_bytes"] * entries + adapters + over
@@ -202,7 +203,7 @@ def cache_readings(spec: Spec, sequences: Num, context: Num, dtype: str = "bf16"
     if is_array(found.bytes) or is_array(context) or is_array(sequences):
         paged: Any = _column_pages(ops, sequences, context, dtype)
     else:
-        one = paged_kv(spec, int(sequences), int(context), dtype)  # type: ignore[arg-type]
+        one = paged_kv(spec, int(sequences), int(context), dtype)
         paged = 0 if one is None else one.bytes
     return Readings(found.bytes, paged, found.allocated_bytes, found.state_bytes)
 

@@ -14,6 +14,16 @@ from scantling.search.serving_space import Held, Layout
 
 PARTS = ("weights", "cache", "activations", "logits", "overhead", "adapters", "draft")
 """What a chip holds, as ``ServingMemory`` names it."""
+TOLD = (
+    "assumed",
+    "left out",
+    "the context is extended",
+    "yarn",
+    "linear",
+    "rope_type",
+    "max_position",
+)
+"""Notes of the model's reader that matter to who serves it, by their first words."""
 QUEUED = "a queue decides it: from nobody waiting to very uneven arrivals; no table measures it"
 
 
@@ -29,7 +39,7 @@ def to_json(found: Served) -> dict[str, Any]:
     }  # fmt: skip
     if found.choice is not None:
         told |= row_json(found.choice, q)
-        told["alternatives"] = [_trial_json(t, q) for t in found.alternatives]
+        told["alternatives"] = [_trial_json(t) for t in found.alternatives]
     told["rows"] = [row_json(r, q) for r in found.rows]
     told["skipped"] = [
         {"gpu": s.chip, "quant": s.scheme, "reason": s.reason} for s in found.skipped
@@ -54,7 +64,7 @@ def question_json(q: Question) -> dict[str, Any]:
 def row_json(r: Row, q: Question) -> dict[str, Any]:
     """One chip and quantisation with its limits, its speed at the largest load, and its price."""
     t = r.trial
-    told = _trial_json(t, q) | {
+    told = _trial_json(t) | {
         "max_context": usable_context(r, q), "max_context_by_memory": r.max_context,
         "trained_context": q.trained, "max_batch": r.max_batch,
     }  # fmt: skip
@@ -74,7 +84,7 @@ def usable_context(r: Row, q: Question) -> int:
     return min(r.max_context, made_for)
 
 
-def _trial_json(t: Trial, q: Question) -> dict[str, Any]:
+def _trial_json(t: Trial) -> dict[str, Any]:
     told = {
         "gpu": t.chip.key, "gpus": t.n_gpu, "quant": t.scheme.name, "layout": layout_json(t.layout),
         "fits": t.held.verdict == "fits", "verdict": t.held.verdict,
@@ -125,7 +135,7 @@ def _speed_json(p: Point, t: Trial, q: Question) -> dict[str, Any]:
         "concurrency": p.concurrency, "running": p.running,
         "ttft_seconds": _times(s.ttft_s, "s", (*why, "without a queue")),
         "ttft_queued_seconds": _times(p.ttft_queued_s, "s", (
-            QUEUED, f"prefills keep the queue {p.prefill_share:.0%} busy"), "assumed"),
+            QUEUED, f"prefills keep the queue {percent(p.prefill_share)} busy"), "assumed"),
         "tpot_seconds": _times(s.tpot_s, "s", why),
         "tokens_per_second": _times(p.tokens_per_s, "tokens/s", why),
         "tokens_per_second_per_gpu": float(p.tokens_per_s.value) / t.n_gpu,
@@ -135,17 +145,21 @@ def _speed_json(p: Point, t: Trial, q: Question) -> dict[str, Any]:
     }  # fmt: skip
     for name, bill in (("input", p.input_bill), ("output", p.output_bill)):
         if bill.cost is not None:
-            told[f"cost_per_million_{name}"] = _estimate(bill.cost, "money", (
-                f"{q.price:g} a chip-hour, chips busy {q.utilisation:.0%} of it",))  # fmt: skip
+            why = (f"{q.price:g} a chip-hour, chips busy {percent(q.utilisation)} of it",)
+            told[f"cost_per_million_{name}"] = _estimate(bill.cost, "money", why)
         if bill.joules is not None:
-            told[f"joules_per_{name}_token"] = _estimate(bill.joules, "J", (energy_why(),), "assumed")
+            told[f"joules_per_{name}_token"] = _estimate(
+                bill.joules, "J", (energy_why(),), "assumed"
+            )
     return told
 
 
 def energy_why() -> str:
     """What stands behind the energy."""
     low, _, high = SERVING_POWER_SHARE
-    return f"{low:.0%} to {high:.0%} of the chip's TDP, assumed; hosts and cooling left out"
+    return (
+        f"{percent(low)} to {percent(high)} of the chip's TDP, assumed; hosts and cooling left out"
+    )
 
 
 def _capacity_json(c: Capacity, t: Trial, q: Question) -> dict[str, Any]:
@@ -160,8 +174,18 @@ def _capacity_json(c: Capacity, t: Trial, q: Question) -> dict[str, Any]:
 
 def _timed(t: Trial) -> tuple[str, ...]:
     measured = f"; nothing was measured on {t.chip.key}" if unmeasured(t) else ""
-    return (f"bytes and products on {t.chip.key}, one set of engine constants; 90 % interval"
-            f"{measured}",)  # fmt: skip
+    told = f"bytes and products on {t.chip.key}, one set of engine constants; 90 % interval"
+    return (told + measured,)
+
+
+def percent(share: float) -> str:
+    """A share.
+
+    Example:
+        >>> percent(0.9)
+        '90 %'
+    """
+    return f"{share:.0%}".replace("%", " %")
 
 
 def unmeasured(t: Trial) -> bool:
@@ -189,13 +213,15 @@ def _estimate(
 def notes(found: Served) -> list[str]:
     """What to know beside the numbers."""
     q, r = found.question, found.choice
-    told = [n for n in q.notes if n.startswith(("assumed", "the context is extended", "yarn"))]
+    told = [n for n in q.notes if n.startswith(TOLD)]
     if r is None:
         return told
     m = r.trial.held.memory
     if float(m.cache_full) > 1.05 * float(m.cache) and not q.beside.by_kind:
-        told.append("windowed layers need little, but an engine may give them pages for the full "
-                    "length: the upper end counts those; --hybrid says that yours does not")  # fmt: skip
+        told.append(
+            "windowed layers need little, but an engine may give them pages for the full length: "
+            "the upper end counts those; --hybrid says that yours does not"
+        )
     if q.mean_context is not None:
         told.append(f"{q.batch} sequences of mean {q.mean_context:,} and 95th percentile "
                     f"{q.p95_context:,} hold {q.held_context(q.batch):,} tokens each with 95 % "

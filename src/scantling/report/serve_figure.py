@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from scantling.report.figure import need_matplotlib
-from scantling.report.serve_text import layout_words
+from scantling.report.serve_text import distinct, layout_words
 from scantling.search.serving import MOST_RUNNING, Point, Served, Trial, curve
 
 COLOURS = ("#2c7fb8", "#d95f0e", "#31a354", "#756bb1", "#636363", "#c51b8a")
@@ -32,7 +32,7 @@ def save_serve(found: Served, path: Path) -> Path:
         left.plot(rate, each, marker=".", markersize=4, color=colour, label=name)
         queued = [float(p.ttft_queued_s.value) * 1e3 for p in points]
         right.plot(rate, queued, marker=".", markersize=4, color=colour, label=name)
-        if i == 0:
+        if i == 0:  # one band: several would hide each other
             left.fill_between(rate, [float(p.speed.tpot_s.low) * 1e3 for p in points],
                               [float(p.speed.tpot_s.high) * 1e3 for p in points], color=colour,
                               alpha=0.15, linewidth=0)  # fmt: skip
@@ -46,7 +46,7 @@ def save_serve(found: Served, path: Path) -> Path:
                 axes.axhline(limit * 1e3, color="#636363", linewidth=0.8, linestyle="--")
     left.set_ylabel("ms per output token")
     right.set_ylabel("ms to the first token, requests at random")
-    right.set_yscale("log")
+    right.set_ylim(bottom=0)
     left.set_ylim(bottom=0)
     for axes in (left, right):
         axes.set_xlabel("output tokens a second of one chip")
@@ -74,8 +74,8 @@ def _lines(found: Served) -> list[tuple[str, Trial, int]]:
     one = found.choice
     if one is None or one.saturation is None:
         return []
-    trials = [one.trial, *(t for t in found.alternatives if t.points)][: len(COLOURS)]
-    most = max(one.saturation.running, max(q.loads))
+    trials = [one.trial, *distinct(one.trial, found.alternatives)][: len(COLOURS)]
+    most = max(one.saturation.running, *q.loads)
     return [(layout_words(t.layout), t, min(most, MOST_RUNNING * t.layout.groups)) for t in trials]
 
 
@@ -85,5 +85,5 @@ def _mark(axes: object, points: list[Point], rate: list[float], each: list[float
         near = min(range(len(points)), key=lambda i: abs(points[i].concurrency - wanted))
         if points[near].concurrency < wanted * 0.8:
             continue
-        axes.annotate(f"{points[near].concurrency}", (rate[near], each[near]), fontsize=7,  # type: ignore[attr-defined]
+        axes.annotate(f"{points[near].concurrency:,}", (rate[near], each[near]), fontsize=7,  # type: ignore[attr-defined]
                       xytext=(0, 5), textcoords="offset points", ha="right")  # fmt: skip

@@ -8,7 +8,7 @@ from rich.markup import escape
 
 from scantling.costs.count import parameters
 from scantling.costs.serve import Times
-from scantling.report.serve import PARTS, energy_why, notes, usable_context
+from scantling.report.serve import PARTS, energy_why, notes, percent, usable_context
 from scantling.report.text import show_table, table
 from scantling.search.serving import Capacity, Point, Row, Served, Trial
 from scantling.search.serving_question import Question
@@ -40,13 +40,29 @@ def print_serve(out: Console, found: Served, rows: int = 12) -> None:
         _print_loads(out, q, r)
     if r.capacity is not None:
         _print_capacity(out, q, r.trial, r.capacity)
-    several = [t for t in found.alternatives if t.points]
+    several = distinct(r.trial, found.alternatives)
     if several:
-        out.print("[bold]Other splits[/bold] of the same chips:")
+        out.print(f"[bold]Other splits[/bold] of the same chips, {_order(q)} first:")
         show_table(out, _splits((r.trial, *several[: rows - 1]), q))
     _print_valid(out, found)
     for note in notes(found):
         out.print(f"note: {note}", style="dim", markup=False)
+
+
+def distinct(choice: Trial, others: tuple[Trial, ...]) -> list[Trial]:
+    """Splits that are timed, one of those that differ in EP alone: no time tells them apart."""
+    kept: dict[tuple[int, ...], Trial] = {}
+    for t in (choice, *others):
+        s = t.layout.split
+        if t.points:
+            kept.setdefault((s.tp, s.pp, s.dp), t)
+    return [t for t in kept.values() if t is not choice]
+
+
+def _order(q: Question) -> str:
+    if q.slo is not None:
+        return "those that take most load within the limits"
+    return f"those of most tokens/s at {q.loads[-1]:,} in flight"
 
 
 def layout_words(one: Layout) -> str:
@@ -71,7 +87,7 @@ def _print_question(out: Console, q: Question) -> None:
     if counted.active != counted.total:
         size += f", {count_text(float(counted.active))} active"
     where = ", ".join(c.key for c in q.chips) if q.given else "any chip"
-    n = " or ".join(str(n) for n in q.gpus)
+    n = f"{q.gpus[-1]:,}" if len(q.gpus) == 1 else f"{q.gpus[0]} to {q.gpus[-1]}"
     out.print(f"[bold]{escape(q.name)}[/bold] ({size}) on {n} × {where}")
     plural = "s" if q.batch > 1 else ""
     out.print(
@@ -98,7 +114,7 @@ def _print_choice(out: Console, q: Question, r: Row) -> None:
                       if float(getattr(m, part)) > 0)  # fmt: skip
     out.print(
         f"  memory  {bytes_text(float(m.total))} a chip ({bytes_text(float(m.low))} to "
-        f"{bytes_text(float(m.high))}) of {bytes_text(h.room_bytes)} = {q.share:.0%} of "
+        f"{bytes_text(float(m.high))}) of {bytes_text(h.room_bytes)} = {percent(q.share)} of "
         f"{bytes_text(t.chip.usable_bytes)}: {parts}", markup=False,
     )  # fmt: skip
     if float(m.cache_full) != float(m.cache_ideal):
@@ -137,7 +153,7 @@ def _print_loads(out: Console, q: Question, r: Row) -> None:
     out.print("  first token: alone; queued: where requests come at random at this rate, a wide "
               "range since bursts decide", style="dim", markup=False)  # fmt: skip
     if q.price is not None:
-        out.print(f"  money at {q.price:g} a chip-hour, chips busy {q.utilisation:.0%} of it",
+        out.print(f"  money at {q.price:g} a chip-hour, chips busy {percent(q.utilisation)} of it",
                   style="dim", markup=False)  # fmt: skip
     if any(p.output_bill.joules is not None for p, _ in points):
         out.print(f"  energy: {energy_why()}", style="dim", markup=False)
@@ -193,7 +209,9 @@ def _print_rows(out: Console, found: Served, rows: int) -> None:
     fitting = [r for r in found.rows if r.trial.held.verdict != "does not fit"]
     shown = (fitting if not q.given and fitting else list(found.rows))[:rows]
     title = "Chips that fit" if not q.given else "Side by side"
-    out.print(f"[bold]{title}[/bold], {'the least memory first' if not q.given else 'the best first'}:")
+    out.print(
+        f"[bold]{title}[/bold], {'the least memory first' if not q.given else 'the best first'}:"
+    )
     columns = [
         ("chips", "left"), ("quant", "left"), ("split", "left"), ("", "left"), ("spare", "right"),
         ("context", "right"), ("batch", "right"), ("first token", "right"), ("per token", "right"),
@@ -251,8 +269,10 @@ def _splits(trials: tuple[Trial, ...], q: Question) -> Any:
     found = table(*columns)
     for i, t in enumerate(trials):
         a, b = t.points[0], t.points[-1]
-        row = [layout_words(t.layout), bytes_text(float(t.held.memory.total)),
-               seconds_text(float(a.speed.tpot_s.value)), seconds_text(float(a.speed.ttft_s.value))]  # fmt: skip
+        row = [
+            layout_words(t.layout), bytes_text(float(t.held.memory.total)),
+            seconds_text(float(a.speed.tpot_s.value)), seconds_text(float(a.speed.ttft_s.value)),
+        ]  # fmt: skip
         if last != first:
             row.append(seconds_text(float(b.speed.tpot_s.value)))
         row.append(count_text(float(b.tokens_per_s.value)))

@@ -36,6 +36,8 @@ DEGREE = 64
 """The largest degree that is listed as valid."""
 BUSIEST = 0.99
 LOADS = 24
+"""Points of a curve."""
+FEW = 3
 
 
 class Point(Struct, frozen=True, kw_only=True):
@@ -179,8 +181,8 @@ def answer(q: Question, progress: Progress | None = None) -> Served:
             if not trials:
                 skipped.append(Skipped(chip.key, scheme.name, "no split of so many chips is valid"))
                 continue
-            others[chip.key, scheme.name] = trials
-            rows.append(_row(q, trials[0]))
+            row, others[chip.key, scheme.name] = _best_row(q, trials)
+            rows.append(row)
         if progress is not None:
             progress(i + 1, len(q.chips))
     if not rows and skipped and not invalid:
@@ -197,16 +199,18 @@ def answer(q: Question, progress: Progress | None = None) -> Served:
             remedies = tuple(_remedies(q, choice))
     return Served(
         question=q, choice=choice, rows=tuple(rows), alternatives=more, skipped=tuple(skipped),
-        remedies=remedies, valid=valid_degrees(q.spec, DEGREE), invalid=tuple(dict.fromkeys(invalid)),
+        remedies=remedies, valid=valid_degrees(q.spec, DEGREE),
+        invalid=tuple(dict.fromkeys(invalid)),
     )  # fmt: skip
 
 
 def _preference(q: Question, r: Row) -> tuple[Any, ...]:
-    """What fits first; then the scheme given first, the least memory in all, the fastest."""
+    """What fits and keeps the limits first; then the first scheme given, the least memory."""
     t = r.trial
+    keeps = q.slo is None or _load_within(r.capacity) > 0
     order = [s.name for s in q.schemes].index(t.scheme.name)
     size = t.chip.usable_bytes * t.n_gpu
-    return ORDER[t.held.verdict], order, size, -t.rate
+    return ORDER[t.held.verdict], not keeps, order, size, -t.rate
 
 
 def _trials(q: Question, chip: Chip, scheme: Scheme, invalid: list[Invalid]) -> list[Trial]:
@@ -273,6 +277,26 @@ def point(
     )  # fmt: skip
 
 
+def _best_row(q: Question, trials: list[Trial]) -> tuple[Row, list[Trial]]:
+    """The first split, or where limits are given that which takes most load within them.
+
+    Of many chips only the fastest few splits are asked for their load. Beside the row all splits,
+    in that order.
+    """
+    rank = trials[0].held.verdict
+    if q.slo is None or not trials[0].points:
+        return _row(q, trials[0]), trials
+    asked = [t for t in trials if t.held.verdict == rank and t.points]
+    rows = [_row(q, t) for t in asked[: len(asked) if q.given else FEW]]
+    rows.sort(key=lambda r: -_load_within(r.capacity))
+    first = [r.trial for r in rows]
+    return rows[0], [*first, *(t for t in trials if t not in first)]
+
+
+def _load_within(c: Capacity | None) -> float:
+    return 0.0 if c is None or c.expected is None else float(c.expected.tokens_per_s.value)
+
+
 def _row(q: Question, t: Trial) -> Row:
     """A trial with its limits: memory alone decides the longest context and the largest batch."""
     if t.held.verdict == "does not fit":
@@ -324,8 +348,13 @@ def _within(p: Point, slo: Slo, end: str) -> bool:
 
 
 def _remedies(q: Question, r: Row) -> list[str]:
-    """What would fit for certain instead: a shorter context, fewer at once, more chips, fewer bits."""
+    """What would fit for certain: a shorter context, fewer at once, more chips, fewer bits."""
     t, told = r.trial, []
+    kind = replace(q, beside=replace(q.beside, by_kind=True))
+    if not q.beside.by_kind and held(kind, t.chip, t.layout, t.scheme).verdict == "fits":
+        most = min(longest(kind, t.chip, t.layout, t.scheme), max(q.trained or 2**40, q.context))
+        told.append(f"--hybrid, with context up to {most:,} and batch up to "
+                    f"{most_sequences(kind, t.chip, t.layout, t.scheme):,}")  # fmt: skip
     if r.max_context:
         told.append(f"--context {r.max_context} at batch {q.batch}")
     if r.max_batch and r.max_batch < q.batch:

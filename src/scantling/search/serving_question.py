@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -165,11 +166,16 @@ def question(
     """
     one = model if isinstance(model, catalog.Loaded) else catalog.load(model, assume=assume)
     spec, notes = one.spec, list(one.notes)
+    if one.towers:
+        notes.append(f"left out: the weights of {' and '.join(one.towers)}, which an engine holds "
+                     "as well unless told otherwise")  # fmt: skip
     _generates(spec)
     assumed: list[str] = []
     trained = context_of(spec)
     given = None if context is None else parse_context(context, "context")
-    p, a = (None if n is None else parse_context(n, f) for f, n in (("in", prompt), ("out", answer)))
+    p, a = (
+        None if n is None else parse_context(n, f) for f, n in (("in", prompt), ("out", answer))
+    )
     whole = given or (None if p is None else p + (a or ANSWER))
     if whole is None:
         whole = min(CONTEXT, trained or CONTEXT)
@@ -193,7 +199,9 @@ def question(
         chunk=own.chunk,
     )  # fmt: skip
     found, named = _chips(gpu)
-    tried = _gpus(1 if named and gpus is None else gpus)
+    fixed = _axes(axes)
+    least = math.prod(fixed.get(axis, 1) for axis in ("tp", "pp", "dp"))
+    tried = _gpus(least if gpus is None and (named or least > 1) else gpus)
     return Question(
         name=one.name, spec=spec, chips=found, given=named,
         gpus=tried, gpus_per_node=_small("gpus_per_node", parse_count(gpus_per_node)),
@@ -201,15 +209,15 @@ def question(
         loads=loads or (n,), schemes=_schemes(quant, assumed), cache=kv_dtype_name(kv_dtype),
         share=_share("share", share, most=1.0), beside=own, factors=factors, slo=read_slo(slo),
         price=_price(price), utilisation=_share("utilisation", utilisation, most=1.0),
-        fixed=_axes(axes), trained=trained, assumed=tuple(assumed), notes=tuple(notes),
+        fixed=fixed, trained=trained, assumed=tuple(assumed), notes=tuple(notes),
     )  # fmt: skip
 
 
 def _generates(spec: Spec) -> None:
     """Only a model that makes token after token is served this way."""
     if not any(op.cache is not None for op in operators(spec, Workload("decode", 1, 1))):
-        raise FieldError("model", "an encoder", "keeps nothing between tokens and so generates none",
-                         "serve needs a decoder")  # fmt: skip
+        rule = "keeps nothing between tokens and so generates none"
+        raise FieldError("model", "an encoder", rule, "serve needs a decoder")
 
 
 def _extended(spec: Spec, whole: int, trained: int, rope: str | None) -> tuple[Spec, list[str]]:
@@ -309,15 +317,17 @@ def _gpus(value: Any) -> tuple[int, ...]:
     found = []
     for v in _listed(value):
         if not WHOLE.fullmatch(str(v)) or int(v) < 1:
-            raise FieldError("gpus", v, "must be a whole number of chips", "a model cannot be given "
-                             "a fraction of one; lower --share to leave memory to others")  # fmt: skip
+            hint = "a part of one is --share of its memory"
+            raise FieldError("gpus", v, "must be a whole number of chips", hint)
         found.append(_small("gpus", int(v), 1024))
     return tuple(sorted(set(found)))
 
 
 def _chips(value: Any) -> tuple[tuple[Chip, ...], bool]:
     if value is None:
-        able = [c for c in chips().values() if c.vendor in SERVERS and {"fp16", "bf16"} & {*c.dtypes}]
+        able = [
+            c for c in chips().values() if c.vendor in SERVERS and {"fp16", "bf16"} & {*c.dtypes}
+        ]
         return tuple(able), False
     names = _listed(value)
     if not names:

@@ -154,7 +154,9 @@ def judged(m: ServingMemory, usable: float, share: float, *, by_kind: bool) -> H
     saved = 0.0 if by_kind else max(float(m.cache_full) - float(m.cache), 0.0)
     pages = "the engine keeps only the window of windowed layers (--hybrid)"
     fill = f"the engine may fill {math.ceil(100 * high / usable)} % of the memory (--share)"
-    both = f"the engine may fill {math.ceil(100 * (high - saved) / usable)} % of the memory (--share)"
+    both = (
+        f"the engine may fill {math.ceil(100 * (high - saved) / usable)} % of the memory (--share)"
+    )
     lucky = "what the engine takes beside stays below the upper end of its interval: it may run out"
     if high <= room:
         return Held(m, room, "fits", ())
