@@ -54,6 +54,55 @@ def near_divisors(n: int, wanted: int) -> str:
     return "use " + " or ".join(map(str, below + above)) if below + above else ""
 
 
+class HeadFit(Struct, frozen=True):
+    """A width that heads do not divide: what is lost if it is floored, and what is near."""
+
+    floor: int
+    """⌊D / H⌋, the width of a head that software takes which does not look."""
+    lost: int
+    """D − H × floor: dimensions that no head has."""
+    heads: tuple[int, ...]
+    """The divisors of D on both sides of H."""
+    widths: tuple[int, ...]
+    """The widths on both sides of D that give whole heads of a multiple of 8."""
+
+    def hint(self, width: str) -> str:
+        """In words, the width under its own name."""
+        listed = [" or ".join(map(str, n)) for n in (self.heads, self.widths)]
+        parts = [listed[0] and f"use {listed[0]}", listed[1] and f"{width} {listed[1]}"]
+        near = ", or ".join(p for p in parts if p)
+        return f"{near}; heads of {self.floor} would leave {self.lost} dimensions out"
+
+
+def head_fit(d_model: int, n_head: int) -> HeadFit:
+    """What is near to a width and a number of heads that do not divide.
+
+    Example:
+        >>> head_fit(1024, 12)
+        HeadFit(floor=85, lost=4, heads=(8, 16), widths=(960, 1056))
+    """
+    known, step = divisors(d_model), 8 * n_head
+    near = [d for d in known if d < n_head][-1:] + [d for d in known if d > n_head][:1]
+    below = d_model // step * step
+    widths = tuple(w for w in (below, below + step) if w)
+    return HeadFit(d_model // n_head, d_model % n_head, tuple(near), widths)
+
+
+def swapped(d_model: int, n_head: int, n_layer: int) -> dict[str, int]:
+    """Heads and layers the other way round, where heads only divide the width like that.
+
+    Heads must then be 32 to 256 wide, in eights; empty where nothing points to a slip.
+
+    Example:
+        >>> swapped(1600, 48, 25), swapped(1600, 48, 24)
+        ({'n_head': 25, 'n_layer': 48, 'd_head': 64}, {})
+    """
+    each = d_model // n_layer
+    if d_model % n_head == 0 or d_model % n_layer or each % 8 or not 32 <= each <= 256:
+        return {}
+    return {"n_head": n_layer, "n_layer": n_head, "d_head": each}
+
+
 RELATIONS: tuple[Relation, ...] = (
     Relation(
         m.GroupedAttention, "n_kv_head", "K divides H",

@@ -19,6 +19,7 @@ BITS = {
 
 SPELLINGS = {
     "float32": "fp32", "float": "fp32", "tfloat32": "tf32", "float16": "fp16", "half": "fp16",
+    "f32": "fp32", "f16": "fp16",
     "bfloat16": "bf16", "float8": "fp8", "fp8e4m3": "fp8", "fp8e5m2": "fp8", "e4m3": "fp8",
     "float8e4m3fn": "fp8", "float8e5m2": "fp8", "fp8block": "fp8", "mxfp8": "fp8",
     "nvfp4": "fp4", "mxfp4": "fp4", "float4": "fp4",

@@ -11,7 +11,7 @@ from typing import Any
 from scantling.arith import ceil_div, round_up
 from scantling.errors import FieldError
 from scantling.formats.hf.layout import freeze, thaw
-from scantling.spec.relations import near_divisors
+from scantling.spec.relations import head_fit, near_divisors
 
 ALLOWED = (
     ast.Expression, ast.Name, ast.Load, ast.Constant, ast.BinOp, ast.UnaryOp, ast.BoolOp,
@@ -25,7 +25,8 @@ ALLOWED = (
 def exact(name: str, a: int, by: str, b: int) -> int:
     """A / b where it must be whole: no head width is floored in silence."""
     if a % b:
-        raise FieldError(by, b, f"must divide {name} {a}", near_divisors(a, b))
+        hint = head_fit(a, b).hint(name) if by.endswith("heads") else near_divisors(a, b)
+        raise FieldError(by, b, f"must divide {name} {a}", hint)
     return a // b
 
 

@@ -19,6 +19,7 @@ from scantling.formats.hf.types import ModelType, kinds, model_type, model_types
 from scantling.formats.hf.unseen import doubts, guess
 from scantling.ops import tensors
 from scantling.spec import Spec, check
+from scantling.spec.relations import swapped
 
 LARGEST_DEPTH = 10_000
 
@@ -132,7 +133,10 @@ def _read(config: dict[str, Any], kind: ModelType, notes: list[str]) -> Imported
         given = values[key]
         raise FieldError(kind.spellings(key)[0], given, "builds a model this reader cannot count")
     null = {key for key, value in values.items() if value is None} - {key for key, _ in missing}
-    fields = _evaluate(kind, values, null)
+    try:
+        fields = _evaluate(kind, values, null)
+    except FieldError as error:
+        raise _with_slip(error, kind, values, {key for key, _ in missing}) from None
     _check_lists(fields, values, notes)
     spec = _framed(kind, fields)
     if not evaluate(kind.requires, values):
@@ -336,6 +340,28 @@ def _without_effect(config: dict[str, Any], kind: ModelType) -> list[str]:
         elif near and near[0] not in config:
             notes.append(f"{key} is not read; did you mean {near[0]}?")
     return notes
+
+
+def _with_slip(
+    error: FieldError, kind: ModelType, values: dict[str, Any], missing: set[str]
+) -> FieldError:
+    """The same error, with what was probably meant where heads and layers look exchanged."""
+    width, layers = values.get("hidden_size"), values.get("num_hidden_layers")
+    given = error.path == "num_attention_heads" and not {
+        "hidden_size", "num_attention_heads", "num_hidden_layers"
+    } & missing  # fmt: skip
+    n = error.value
+    if not given or not (isinstance(width, int) and isinstance(layers, int) and isinstance(n, int)):
+        return error
+    found = swapped(width, n, layers)
+    if not found:
+        return error
+    heads, depth = (kind.spellings(k)[0] for k in ("num_attention_heads", "num_hidden_layers"))
+    slip = (
+        f"heads and layers look swapped: {heads} {found['n_head']} of {found['d_head']} and "
+        f"{depth} {found['n_layer']} would do"
+    )
+    return FieldError(error.path, error.value, error.rule, f"{slip}; {error.hint}")
 
 
 def _evaluate(kind: ModelType, values: dict[str, Any], null: set[str]) -> Any:
