@@ -22,7 +22,7 @@ from scantling.costs.serving_memory import (
     pooled_context,
     serving_memory,
 )
-from scantling.costs.serving_scheme import scheme
+from scantling.costs.serving_scheme import numbers
 from scantling.costs.serving_speed import Factors, first_token_under_load, speed
 from scantling.costs.train import Estimate
 from scantling.errors import FieldError, ScantlingError
@@ -46,7 +46,7 @@ H100 = chip("h100-sxm")
 
 def memory(name, split=None, quant="bf16", sequences=1, context=8192, **beside):
     return serving_memory(
-        catalog.model(name), split or Split(), scheme(quant).rank_bytes, sequences, context,
+        catalog.model(name), split or Split(), numbers(quant).rank_bytes, sequences, context,
         beside=Beside(**beside),
     )  # fmt: skip
 
@@ -174,7 +174,7 @@ def test_a_column_holds_and_takes_what_its_members_do(name, split):
     widths = np.array([1024, 2048, 4096, 8192])
     base = catalog.model(name)
     column = vary(base, n_layer=layers, d_model=widths)
-    rank = scheme("fp8").rank_bytes
+    rank = numbers("fp8").rank_bytes
     many = serving_memory(column, split, rank, 3, 8192)
     d = Deployment(tp=split.tp, weights="fp8")
     fast = speed(column, H100, d, 2048, 256, 4)
@@ -285,7 +285,7 @@ def test_of_several_quantisations_the_first_that_fits_is_told():
 
 def test_every_layout_uses_every_chip_and_only_valid_degrees():
     q = question("qwen3-30b-a3b", gpu="h100-sxm", gpus=16)
-    found, _ = layouts(q, 16)
+    found, _ = layouts(q, 16, numbers("bf16"))
     experts = [n for k in q.spec.decoder.kinds for b in k.blocks for n in
                (branch.module for branch in b.branches) if isinstance(n, Experts)]  # fmt: skip
 
@@ -310,7 +310,8 @@ def test_lengths_that_differ_hold_less_than_the_longest():
 def test_no_run_that_ran_out_is_said_to_fit():
     text = LITGPT.read_text("utf-8")
     names = {"phi-1.5": "phi-1.5", "StableLM Alpha": "stablelm-base-alpha-3b",
-             "Llama 2": "llama-2-7b", "CodeLlama": "codellama-34b", "Falcon": "falcon-40b"}  # fmt: skip
+             "Llama 2": "llama-2-7b", "CodeLlama": "codellama-34b",
+             "Falcon": "falcon-40b"}  # fmt: skip
     rows = [
         row for row in csv.DictReader(text.splitlines())
         if row["section"] == "Single-GPU Inference" and row["quantization"] == "none"

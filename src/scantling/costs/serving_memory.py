@@ -119,9 +119,9 @@ def serving_memory(
 
     Example:
         >>> from scantling import catalog
-        >>> from scantling.costs.serving_scheme import scheme
+        >>> from scantling.costs.serving_scheme import numbers
         >>> spec = catalog.model("llama-3.1-8b")
-        >>> m = serving_memory(spec, Split(), scheme("bf16").rank_bytes, 1, 131_072)
+        >>> m = serving_memory(spec, Split(), numbers("bf16").rank_bytes, 1, 131_072)
         >>> m.cache / 2**30, m.low < m.total < m.high
         (16.0, True)
     """

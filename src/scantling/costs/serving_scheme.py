@@ -1,119 +1,115 @@
-"""In what numbers a model is served: bytes of a packed weight, and what its products run in."""
+"""A quantisation as serving sees it: bytes that a chip loads, and what its products run in."""
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 from msgspec import Struct
 
-from scantling.arith import product
+from scantling.costs.adapters import unpacked_bytes
+from scantling.costs.quantize import Flat, Grouped, Mixed, Scheme, require, schemes, support
+from scantling.costs.quantize import scheme as named
 from scantling.costs.ranks import placed_operators
-from scantling.errors import FieldError, UnknownNameError
+from scantling.costs.serve import Deployment, weights_bytes
+from scantling.costs.weights import weight_memory
 from scantling.hardware import Chip
 from scantling.spec import Spec
-from scantling.spec.plan import Plan
+from scantling.spec.plan import Adapter, Plan
 
-KEPT = 2
-"""Bytes of what is not packed: embeddings, head, norms, routers."""
-PACKED = {"attention", "mixer", "ffn", "shared_experts", "experts"}
+NARROW = "int4"
+"""The dtype of weights that are widened as they are read, whatever their own width."""
 
 
-class Scheme(Struct, frozen=True, kw_only=True):
-    """A quantisation.
+class Numbers(Struct, frozen=True):
+    """What weights are kept in.
 
     Args:
-        name: As users say it.
-        dtype: Of the weights, as the times of serving know it.
-        packed: Bytes of one packed weight, its share of the scales included.
-        needs: The rate a chip must have; None where weights are widened as they are read.
-        experts_only: Whether only routed experts are packed.
+        scheme: How they are packed.
     """
 
-    name: str
-    dtype: str
-    packed: float
-    needs: str | None = None
-    experts_only: bool = False
+    scheme: Scheme
+
+    @property
+    def name(self) -> str:
+        """As users say it."""
+        return self.scheme.name
+
+    @property
+    def dtype(self) -> str:
+        """Of packed weights, as the times of serving know it.
+
+        Example:
+            >>> [numbers(n).dtype for n in ("bf16", "fp8-block", "awq", "q5_k_m", "nvfp4")]
+            ['bf16', 'fp8', 'int4', 'int4', 'fp4']
+        """
+        one = self.scheme
+        if not one.quantised:
+            return one.name
+        return one.rate or NARROW
 
     @property
     def dense(self) -> str:
-        """Dtype of what is no expert."""
-        return "bf16" if self.experts_only else self.dtype
+        """Of what is no expert: 16 bits where experts alone are packed."""
+        return self.dtype if "ffn" in self.scheme.parts or not self.scheme.quantised else "bf16"
+
+    @property
+    def exact(self) -> bool:
+        """Whether the times of serving know its bytes: 4 or 8 bits with common scales."""
+        p = self.scheme.packing
+        return not isinstance(p, Mixed | Flat) and not (
+            isinstance(p, Grouped) and self.dtype == NARROW and p.bits != 4
+        )
 
     def rank_bytes(self, spec: Spec, plan: Plan, stage: int = 0) -> Any:
-        """Bytes of weights that one rank of a stage holds; columns too.
+        """Bytes of weights on one rank of a stage, as kernels pad them; columns too.
+
+        Where a library unpacks a matrix before it multiplies, with room for the largest.
 
         Example:
             >>> from scantling import catalog
-            >>> scheme("bf16").rank_bytes(catalog.model("llama-2-7b"), Plan()) / 1e9
+            >>> numbers("bf16").rank_bytes(catalog.model("llama-2-7b"), Plan()) / 1e9
             13.476831232
         """
-        total: Any = 0
-        for placed in placed_operators(spec, plan, 1, stage):
-            op = placed.op
-            for t in op.tensors:
-                if t.alias is not None:
-                    continue
-                shrunk = op.part in PACKED and op.kind == "matmul" and len(t.shape) == 2
-                if self.experts_only:
-                    shrunk = shrunk and t.experts is not None
-                total = total + product(t.size(), self.packed if shrunk else KEPT)
-        return total
+        held: Any = weight_memory(spec, self.scheme, plan, stage).loaded_bytes
+        if isinstance(self.scheme.packing, Flat):
+            own = Adapter(rank=0, weights=self.scheme.packing.dtype)
+            held = held + unpacked_bytes(placed_operators(spec, plan, 1, stage), own)
+        return held
 
-    def bytes(self, spec: Spec) -> Any:
-        """Bytes of all weights."""
-        return self.rank_bytes(spec, Plan())
+    def read_share(self, spec: Spec, d: Deployment) -> Any:
+        """Bytes read of the weights over those that the times of serving would take them for."""
+        if self.exact:
+            return 1.0
+        held: Any = weight_memory(spec, self.scheme, Plan(tp=d.tp, sequence_parallel=False)).bytes
+        return held / (weights_bytes(spec, d) * d.pp)
 
     def on(self, chip: Chip) -> None:
         """Check that a chip can run it.
 
         Raises:
-            FieldError: If it has no rate for what the products need.
+            FieldError: If it has no kernel for it; it names schemes that it has.
+        """
+        require(self.scheme, chip)
 
-        Example:
-            >>> from scantling.hardware import chip
-            >>> scheme("fp8").on(chip("a100-sxm-80gb"))
-            Traceback (most recent call last):
-            ...
-            scantling.errors.FieldError: quant fp8 has no rate on a100-sxm-80gb (it has fp32, tf32, fp16, bf16, int8); use int8 or awq-int4
-        """  # noqa: E501 - a doctest compares the message as one line
-        if self.needs is None or self.needs in chip.dtypes:
-            return
-        has = ", ".join(chip.dtypes) or "none that is published"
-        near = [d for d in ("fp8", "int8") if d in chip.dtypes and d != self.needs]
-        hint = f"use {near[0]} or awq-int4" if near else "use awq-int4"
-        raise FieldError("quant", self.name, f"has no rate on {chip.key} (it has {has})", hint)
+    def runs_on(self, chip: Chip) -> bool:
+        """Whether a chip has a kernel for it."""
+        return support(self.scheme, chip).verdict != "no"
 
 
-SCHEMES = {s.name: s for s in (
-    Scheme(name="bf16", dtype="bf16", packed=2),
-    Scheme(name="fp16", dtype="fp16", packed=2),
-    Scheme(name="fp8", dtype="fp8", packed=1, needs="fp8"),
-    Scheme(name="fp8-block", dtype="fp8", packed=1 + 4 / 128**2, needs="fp8"),
-    Scheme(name="int8", dtype="int8", packed=1, needs="int8"),
-    Scheme(name="awq-int4", dtype="int4", packed=(4 + 20 / 128) / 8),
-    Scheme(name="gptq-int4", dtype="int4", packed=(4 + 20 / 128) / 8),
-    Scheme(name="nvfp4", dtype="fp4", packed=(4 + 8 / 16) / 8, needs="fp4"),
-    Scheme(name="mxfp4", dtype="fp4", packed=(4 + 8 / 32) / 8, experts_only=True),
-)}  # fmt: skip
-ALIASES = {"int4": "awq-int4", "awq": "awq-int4", "gptq": "gptq-int4", "w4a16": "gptq-int4",
-           "w8a8": "int8", "fp4": "nvfp4", "bfloat16": "bf16", "float16": "fp16", "half": "fp16",
-           "none": "bf16"}  # fmt: skip
-
-
-def scheme(name: str) -> Scheme:
-    """A quantisation by its name.
+def numbers(name: str) -> Numbers:
+    """What weights are kept in, by name.
 
     Raises:
-        UnknownNameError: If there is none of that name; it names the nearest.
+        UnknownNameError: If no scheme has that name; it names the nearest.
 
     Example:
-        >>> scheme("AWQ").name, scheme("fp8").packed
-        ('awq-int4', 1)
+        >>> numbers("AWQ").name
+        'awq-int4'
     """
-    plain = re.sub(r"[\s_]+", "-", str(name).strip().lower())
-    plain = ALIASES.get(plain, plain)
-    if plain not in SCHEMES:
-        raise UnknownNameError("quant", name, SCHEMES)
-    return SCHEMES[plain]
+    return Numbers(named(name))
+
+
+def all_numbers() -> tuple[Numbers, ...]:
+    """Every scheme, those of engines for servers first."""
+    found = [Numbers(one) for one in schemes().values()]
+    return tuple(sorted(found, key=lambda n: isinstance(n.scheme.packing, Mixed)))

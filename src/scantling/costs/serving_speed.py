@@ -86,7 +86,7 @@ class Speed(Struct, frozen=True, kw_only=True):
 
 def speed(
     spec: Spec, chip: Chip, d: Deployment, prompt: Num, answer: Num, concurrency: Num | None = None,
-    factors: Factors | None = None,
+    factors: Factors | None = None, read: Num = 1.0,
 ) -> Speed:  # fmt: skip
     """What one replica does with so many requests in flight.
 
@@ -104,6 +104,7 @@ def speed(
         answer: Tokens out.
         concurrency: Requests in flight on the replica; None is as many as the memory holds.
         factors: What the user knows.
+        read: Bytes of the weights over those of ``d``'s dtypes, where a scheme has others.
 
     Example:
         >>> from scantling import catalog
@@ -119,11 +120,12 @@ def speed(
     w = load(spec, chip, d, prompt, answer, concurrency, c)
     if f.prefix_hit:
         w = prefix_cached(w, spec, chip, d, f.prefix_hit)
+    w = replace(w, **{f: _reading(getattr(w, f), read) for f in ("decode", "prefill", "bunch")})
     base = served(w, d, c)
     plain: Any = step_time(w.decode, c)
     step: Any = plain
     if f.guesses:
-        step = guessed_step(w, spec, chip, d, c, f) / f.tokens_per_step
+        step = guessed_step(w, spec, chip, d, c, f, read) / f.tokens_per_step
     among: Any = prefill_time(w, c)
     tpot: Any = base.tpot_s.value - plain + step
     chunks: Any = maximum(ceil_div(w.prompt, f.chunk), 1)  # type: ignore[arg-type]
@@ -136,6 +138,10 @@ def speed(
         ttft_s=_scaled(base.ttft_s, first), tokens_per_s=_scaled(base.tokens_per_s, rate),
         input_s=input_ / prompt, output_s=output, prompt_s=among / d.pp, queues=w.queues,
     )  # fmt: skip
+
+
+def _reading(one: Demand, read: Num) -> Demand:
+    return replace(one, weights_s=one.weights_s * read, experts_s=one.experts_s * read)
 
 
 def _scaled(t: Times, value: Any) -> Times:
@@ -161,16 +167,22 @@ def prefix_cached(w: Load, spec: Spec, chip: Chip, d: Deployment, hit: float) ->
 
 
 def guessed_step(
-    w: Load, spec: Spec, chip: Chip, d: Deployment, c: ServeConstants, f: Factors
+    w: Load,
+    spec: Spec,
+    chip: Chip,
+    d: Deployment,
+    c: ServeConstants,
+    f: Factors,
+    read: Num = 1.0,
 ) -> Any:
     """A step that checks k guesses of every sequence, after the draft made them.
 
     The check is a decode step of k + 1 tokens a sequence that reads each cache once.
     """
-    batch: Any = w.sequences / d.pp
+    batch: Any = maximum(w.sequences / d.pp, 1)
     context: Any = w.prompt + ceil_div(w.answer, 2)  # type: ignore[arg-type]
     tokens = f.guesses + 1
-    wide: Demand = demand(spec, chip, d, batch * tokens, context)
+    wide = _reading(demand(spec, chip, d, batch * tokens, context), read)
     check = replace(wide, cache_s=wide.cache_s / tokens, sequences=wide.sequences / tokens)
     seconds: Any = step_time(check, c)
     if f.draft is not None:

@@ -24,6 +24,8 @@ TOLD = (
     "max_position",
 )
 """Notes of the model's reader that matter to who serves it, by their first words."""
+WARNINGS = 6
+"""Warnings told of a choice; more are of one kind."""
 QUEUED = "a queue decides it: from nobody waiting to very uneven arrivals; no table measures it"
 
 
@@ -217,6 +219,7 @@ def notes(found: Served) -> list[str]:
     if r is None:
         return told
     m = r.trial.held.memory
+    told += found.warnings[:WARNINGS]
     if float(m.cache_full) > 1.05 * float(m.cache) and not q.beside.by_kind:
         told.append(
             "windowed layers need little, but an engine may give them pages for the full length: "

@@ -30,6 +30,8 @@ def print_serve(out: Console, found: Served, rows: int = 12) -> None:
     if r is None:
         out.print("[red]No split of so many chips is valid[/red]:")
         _print_invalid(out, found, len(found.invalid))
+        for line in found.remedies:
+            out.print(f"  {line}", markup=False)
         return
     if len(found.rows) > 1:
         _print_rows(out, found, rows)
@@ -293,5 +295,8 @@ def _few(numbers: list[int], n: int = 12) -> str:
 
 
 def _print_invalid(out: Console, found: Served, n: int) -> None:
-    for w in found.invalid[:n]:
-        out.print(f"  invalid {w.degree}: {w.reason}", style="dim", markup=False)
+    reasons: dict[str, list[str]] = {}
+    for w in found.invalid:
+        reasons.setdefault(w.reason, []).append(w.degree)
+    for reason, degrees in list(reasons.items())[:n]:
+        out.print(f"  invalid {', '.join(degrees)}: {reason}", style="dim", markup=False)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from scantling.costs.deployment import cuts, deployment, nearest_shape, valid_tp
 from scantling.costs.estimate import Estimate
 from scantling.costs.money import TokenBill, token_bill
 from scantling.costs.parallel import Degrees, valid_degrees
+from scantling.costs.quantize import Mixed
 from scantling.costs.serve import Deployment, Times
-from scantling.costs.serving_scheme import SCHEMES, Scheme
+from scantling.costs.serving_scheme import Numbers, all_numbers
 from scantling.costs.serving_speed import Speed, first_token_under_load, speed
 from scantling.errors import FieldError
 from scantling.hardware import Chip
@@ -73,7 +75,7 @@ class Trial(Struct, frozen=True, kw_only=True):
 
     chip: Chip
     layout: Layout
-    scheme: Scheme
+    scheme: Numbers
     held: Held
     points: tuple[Point, ...] = ()
 
@@ -121,6 +123,7 @@ class Served(Struct, frozen=True, kw_only=True):
         remedies: What would fit instead, where the choice does not.
         valid: Degrees the model allows.
         invalid: Degrees it does not, as far as they were tried.
+        warnings: What of the choice costs memory or speed: copies, padding, kernels.
     """
 
     question: Question
@@ -131,6 +134,7 @@ class Served(Struct, frozen=True, kw_only=True):
     remedies: tuple[str, ...]
     valid: Degrees
     invalid: tuple[Invalid, ...]
+    warnings: tuple[str, ...] = ()
 
     @property
     def verdict(self) -> Verdict:
@@ -192,6 +196,8 @@ def answer(q: Question, progress: Progress | None = None) -> Served:
     choice = rows[0] if rows else None
     more: tuple[Trial, ...] = ()
     remedies: tuple[str, ...] = ()
+    if choice is None and "tp" in q.fixed:
+        remedies = tuple(_shapes(q))
     if choice is not None:
         t = choice.trial
         more = tuple(o for o in others[t.chip.key, t.scheme.name] if o.layout != t.layout)
@@ -199,9 +205,23 @@ def answer(q: Question, progress: Progress | None = None) -> Served:
             remedies = tuple(_remedies(q, choice))
     return Served(
         question=q, choice=choice, rows=tuple(rows), alternatives=more, skipped=tuple(skipped),
-        remedies=remedies, valid=valid_degrees(q.spec, DEGREE),
+        remedies=remedies, valid=_valid(q, q.schemes[0] if choice is None else choice.trial.scheme),
         invalid=tuple(dict.fromkeys(invalid)),
+        warnings=() if choice is None else _warnings(q, choice.trial),
     )  # fmt: skip
+
+
+def _valid(q: Question, scheme: Numbers) -> Degrees:
+    """Degrees that the model allows, TP in a quantisation and where experts stay whole."""
+    found = valid_degrees(q.spec, DEGREE)
+    whole = 1 if found.ep != [1] else None
+    return replace(found, tp=valid_tp(q.spec, scheme.scheme, DEGREE, expert_tp=whole))
+
+
+def _warnings(q: Question, t: Trial) -> tuple[str, ...]:
+    """What ``costs.deployment`` says of the choice."""
+    plan = t.layout.split.plan()
+    return deployment(q.spec, t.chip, plan, t.scheme.scheme, q.context).warnings
 
 
 def _preference(q: Question, r: Row) -> tuple[Any, ...]:
@@ -213,7 +233,7 @@ def _preference(q: Question, r: Row) -> tuple[Any, ...]:
     return ORDER[t.held.verdict], not keeps, order, size, -t.rate
 
 
-def _trials(q: Question, chip: Chip, scheme: Scheme, invalid: list[Invalid]) -> list[Trial]:
+def _trials(q: Question, chip: Chip, scheme: Numbers, invalid: list[Invalid]) -> list[Trial]:
     """Ways to use the fewest of the numbers of chips asked for that suffices, the best first.
 
     Times are made of those that fit best alone: the others are no answer.
@@ -222,7 +242,7 @@ def _trials(q: Question, chip: Chip, scheme: Scheme, invalid: list[Invalid]) -> 
     for n in q.gpus:
         if n > q.gpus_per_node and n % q.gpus_per_node:
             continue
-        found, wrong = layouts(q, n)
+        found, wrong = layouts(q, n, scheme)
         invalid += wrong
         trials = [Trial(chip=chip, layout=one, scheme=scheme, held=held(q, chip, one, scheme))
                   for one in found]  # fmt: skip
@@ -243,7 +263,7 @@ def _timed(q: Question, t: Trial) -> Trial:
 
 
 def point(
-    q: Question, chip: Chip, layout: Layout, scheme: Scheme, concurrency: int,
+    q: Question, chip: Chip, layout: Layout, scheme: Numbers, concurrency: int,
     running: int | None = None,
 ) -> Point | None:  # fmt: skip
     """A layout at a load; None where the chip has no rate that times could be made of."""
@@ -255,7 +275,7 @@ def point(
     )  # fmt: skip
     try:
         one = speed(q.spec, chip, d, q.prompt, q.answer, max(at_once / layout.replicas, 1.0),
-                    q.factors)  # fmt: skip
+                    q.factors, scheme.read_share(q.spec, d))  # fmt: skip
     except FieldError:
         return None
     filled = min(1.0, at_once / (float(one.sequences) * layout.groups))
@@ -347,6 +367,15 @@ def _within(p: Point, slo: Slo, end: str) -> bool:
     )
 
 
+def _shapes(q: Question) -> Iterator[str]:
+    """The nearest change of shape that would make the degree asked for valid, for each scheme."""
+    for scheme in q.schemes:
+        near = nearest_shape(q.spec, q.fixed["tp"], scheme.scheme)
+        if near:
+            told = ", ".join(f"{field} {n}" for field, n in near.items())
+            yield f"TP {q.fixed['tp']} in {scheme.name} would be valid with {told}"
+
+
 def _remedies(q: Question, r: Row) -> list[str]:
     """What would fit for certain: a shorter context, fewer at once, more chips, fewer bits."""
     t, told = r.trial, []
@@ -360,19 +389,28 @@ def _remedies(q: Question, r: Row) -> list[str]:
     if r.max_batch and r.max_batch < q.batch:
         told.append(f"--batch {r.max_batch} at context {q.context:,}")
     for n in (c for c in COUNTS if c > t.n_gpu):
-        found, _ = layouts(q, n)
+        found, _ = layouts(q, n, t.scheme)
         if any(held(q, t.chip, one, t.scheme).verdict == "fits" for one in found):
             told.append(f"--gpus {n}")
             break
-    own = float(t.scheme.bytes(q.spec))
-    narrower = sorted((s for s in SCHEMES.values() if float(s.bytes(q.spec)) < own),
-                      key=lambda s: -float(s.bytes(q.spec)))  # fmt: skip
-    for s in narrower:
-        try:
-            s.on(t.chip)
-        except FieldError:
-            continue
-        if held(q, t.chip, t.layout, s).verdict == "fits":
-            told.append(f"--quant {s.name}")
-            break
+    widest = _widest(q, t)
+    if widest is not None:
+        told.append(f"--quant {widest.name}")
     return told
+
+
+def _widest(q: Question, t: Trial) -> Numbers | None:
+    """The scheme of most bits that surely fits: those of servers where the chip has any.
+
+    Schemes of llama.cpp are asked where there is no other.
+    """
+    sizes = {s: float(s.rank_bytes(q.spec, t.layout.split.plan())) for s in all_numbers()
+             if s.scheme.quantised and s.runs_on(t.chip)}  # fmt: skip
+    ordered = sorted(sizes, key=lambda s: (isinstance(s.scheme.packing, Mixed), -sizes[s]))
+    own = float(t.held.memory.weights)
+    return next((s for s in ordered if sizes[s] < own and not _wrong(q, t, s)
+                 and held(q, t.chip, t.layout, s).verdict == "fits"), None)  # fmt: skip
+
+
+def _wrong(q: Question, t: Trial, scheme: Numbers) -> bool:
+    return not all(c.ok for c in cuts(q.spec, scheme.scheme, t.layout.split.plan()))

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from scantling import catalog
 from scantling.arith import LARGEST
 from scantling.costs.serving_memory import Beside, pooled_context
-from scantling.costs.serving_scheme import Scheme, scheme
+from scantling.costs.serving_scheme import Numbers, numbers
 from scantling.costs.serving_speed import Factors
 from scantling.errors import FieldError
 from scantling.formats.context import extend, far_rope
@@ -89,7 +89,7 @@ class Question(Struct, frozen=True, kw_only=True):
     p95_context: int | None
     batch: int
     loads: tuple[int, ...]
-    schemes: tuple[Scheme, ...]
+    schemes: tuple[Numbers, ...]
     cache: str
     share: float
     beside: Beside
@@ -335,12 +335,12 @@ def _chips(value: Any) -> tuple[tuple[Chip, ...], bool]:
     return tuple(dict.fromkeys(chip(name) for name in names)), True
 
 
-def _schemes(value: Any, assumed: list[str]) -> tuple[Scheme, ...]:
+def _schemes(value: Any, assumed: list[str]) -> tuple[Numbers, ...]:
     names = _listed(value)
     if not names:
         assumed.append("weights in bf16")
         names = ["bf16"]
-    return tuple(dict.fromkeys(scheme(name) for name in names))
+    return tuple(dict.fromkeys(numbers(name) for name in names))
 
 
 def _share(field: str, value: float, least: float = 1e-3, most: float = 0.999) -> float:

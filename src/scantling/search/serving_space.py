@@ -8,7 +8,9 @@ from collections.abc import Iterator
 from typing import Literal
 
 from msgspec import Struct
+from msgspec.structs import replace
 
+from scantling.costs.deployment import cuts
 from scantling.costs.fit import largest
 from scantling.costs.parallel import tp_reasons
 from scantling.costs.serving_memory import (
@@ -18,7 +20,7 @@ from scantling.costs.serving_memory import (
     serving_memory,
     shared_sequences,
 )
-from scantling.costs.serving_scheme import Scheme
+from scantling.costs.serving_scheme import Numbers
 from scantling.hardware import Chip
 from scantling.search.serving_question import Question
 from scantling.spec import Experts, Spec, divisors
@@ -70,14 +72,14 @@ class Invalid(Struct, frozen=True):
     reason: str
 
 
-def layouts(q: Question, n_gpu: int) -> tuple[list[Layout], list[Invalid]]:
+def layouts(q: Question, n_gpu: int, scheme: Numbers) -> tuple[list[Layout], list[Invalid]]:
     """Every way to use so many chips: TP × attention DP × PP × replicas, experts spread or cut.
 
-    A tensor group with its attention groups stays inside a machine: between machines only stages
-    and replicas talk.
+    No group or block of the quantisation may be cut. A tensor group with its attention groups
+    stays inside a machine: between machines only stages and replicas talk.
     """
     experts = [n for _, n in nodes(q.spec) if isinstance(n, Experts)]
-    found, wrong = [], []
+    found, wrong = [], list(_out_of_reach(q, n_gpu))
     for tp in divisors(n_gpu, min(n_gpu, q.gpus_per_node)):
         if q.fixed.get("tp", tp) != tp:
             continue
@@ -93,8 +95,34 @@ def layouts(q: Question, n_gpu: int) -> tuple[list[Layout], list[Invalid]]:
                     continue
                 for ep in _expert_degrees(q, experts, tp * dp, wrong):
                     split = Split(tp=tp, pp=pp, dp=dp, ep=ep)
+                    cut = _cut(q.spec, scheme, replace(split, pp=1))
+                    if cut is not None:
+                        part, n = ("experts over", tp * dp // ep) if "expert" in cut else ("TP", tp)
+                        wrong.append(Invalid(f"{scheme.name}, {part} {n}", cut))
+                        continue
                     found.append(Layout(split, n_gpu // split.n_gpu))
     return found, list(dict.fromkeys(wrong))
+
+
+def _out_of_reach(q: Question, n_gpu: int) -> Iterator[Invalid]:
+    """Degrees that the user fixed and that so many chips in such machines cannot have."""
+    for axis in ("tp", "dp", "pp"):
+        n = q.fixed.get(axis, 1)
+        if n_gpu % n:
+            yield Invalid(f"{axis.upper()} {n}", f"does not divide {n_gpu} chips")
+    group = q.fixed.get("tp", 1) * q.fixed.get("dp", 1)
+    if group > q.gpus_per_node:
+        yield Invalid(f"{group} chips in a group", f"a machine has {q.gpus_per_node}, and a group "
+                      "that talks at every layer stays inside one (--gpus-per-node)")  # fmt: skip
+    if q.fixed.get("dp", 1) > 1 and not any(isinstance(n, Experts) for _, n in nodes(q.spec)):
+        yield Invalid(f"DP {q.fixed['dp']}", "groups with attention of their own share experts, "
+                      "which this model has not: more chips are replicas")  # fmt: skip
+
+
+@functools.lru_cache(4096)
+def _cut(spec: Spec, scheme: Numbers, split: Split) -> str | None:
+    """A group or block that a split would cut, in words; None is none."""
+    return next((c.text for c in cuts(spec, scheme.scheme, split.plan()) if not c.ok), None)
 
 
 def _expert_degrees(
@@ -116,7 +144,7 @@ def _expert_degrees(
         yield ep
 
 
-def held(q: Question, chip: Chip, layout: Layout, scheme: Scheme, batch: int | None = None,
+def held(q: Question, chip: Chip, layout: Layout, scheme: Numbers, batch: int | None = None,
          context: int | None = None) -> Held:  # fmt: skip
     """What the fullest chip holds at a batch and a context, those of the question unless given.
 
@@ -133,7 +161,7 @@ def held(q: Question, chip: Chip, layout: Layout, scheme: Scheme, batch: int | N
 
 @functools.lru_cache(16384)
 def _memory(
-    spec: Spec, split: Split, scheme: Scheme, each: int, tokens: int, cache: str, beside: Beside
+    spec: Spec, split: Split, scheme: Numbers, each: int, tokens: int, cache: str, beside: Beside
 ) -> ServingMemory:  # fmt: skip
     """Remembered, since every chip asks for the same."""
     return serving_memory(spec, split, scheme.rank_bytes, each, tokens, cache, beside)
@@ -171,7 +199,7 @@ def judged(m: ServingMemory, usable: float, share: float, *, by_kind: bool) -> H
     return Held(m, room, "does not fit", ())
 
 
-def longest(q: Question, chip: Chip, layout: Layout, scheme: Scheme) -> int:
+def longest(q: Question, chip: Chip, layout: Layout, scheme: Numbers) -> int:
     """The longest context of every sequence that surely fits, in whole pages; 0 is none."""
     return PAGE * largest(
         lambda n: held(q, chip, layout, scheme, context=PAGE * n).verdict == "fits",
@@ -180,7 +208,7 @@ def longest(q: Question, chip: Chip, layout: Layout, scheme: Scheme) -> int:
 
 
 def most_sequences(
-    q: Question, chip: Chip, layout: Layout, scheme: Scheme, context: int | None = None
+    q: Question, chip: Chip, layout: Layout, scheme: Numbers, context: int | None = None
 ) -> int:
     """The most sequences at a context that surely fit, all groups together; 0 is none."""
     groups = layout.groups
