@@ -80,7 +80,8 @@ class Numbers(Struct, frozen=True):
         """Bytes read of the weights over those that the times of serving would take them for."""
         if self.exact:
             return 1.0
-        held: Any = weight_memory(spec, self.scheme, Plan(tp=d.tp, sequence_parallel=False)).bytes
+        plan = Plan(tp=int(d.tp), sequence_parallel=False)
+        held: Any = weight_memory(spec, self.scheme, plan).bytes
         return held / (weights_bytes(spec, d) * d.pp)
 
     def on(self, chip: Chip) -> None:

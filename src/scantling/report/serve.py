@@ -7,6 +7,8 @@ from typing import Any
 from scantling.costs.estimate import Estimate
 from scantling.costs.money import SERVING_POWER_SHARE
 from scantling.costs.serve import Times, serve_constants
+from scantling.costs.serving_memory import shared_sequences
+from scantling.formats.vllm import Deployed, deployed_flags
 from scantling.quantity import Kind, Quantity
 from scantling.search.serving import MOST_RUNNING, Capacity, Point, Row, Served, Trial
 from scantling.search.serving_question import Question
@@ -41,6 +43,7 @@ def to_json(found: Served) -> dict[str, Any]:
     }  # fmt: skip
     if found.choice is not None:
         told |= row_json(found.choice, q)
+        told["vllm"] = vllm_flags(found.choice, q)[0]
         told["alternatives"] = [_trial_json(t) for t in found.alternatives]
     told["rows"] = [row_json(r, q) for r in found.rows]
     told["skipped"] = [
@@ -78,6 +81,21 @@ def row_json(r: Row, q: Question) -> dict[str, Any]:
     if r.capacity is not None:
         told["capacity"] = _capacity_json(r.capacity, t, q)
     return told
+
+
+def vllm_flags(r: Row, q: Question) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The flags of ``vllm serve`` for one replica of a row, and what no flag says."""
+    t, s = r.trial, r.trial.layout.split
+    each = shared_sequences(max(q.batch, *q.loads), t.layout.groups)
+    values, notes_ = deployed_flags(Deployed(
+        tp=s.tp, pp=s.pp, dp=s.dp, experts_whole=s.ep > 1, context=q.context, sequences=each,
+        chunk=q.beside.chunk, share=q.share, cache=q.cache, quant=t.scheme.name,
+        eager=not q.beside.graphs, adapters=q.beside.adapters, rank=q.beside.rank,
+        guesses=q.factors.guesses,
+    ))  # fmt: skip
+    if t.layout.replicas > 1:
+        notes_ = (*notes_, f"start {t.layout.replicas} of these behind a balancer")
+    return values, notes_
 
 
 def usable_context(r: Row, q: Question) -> int:

@@ -8,7 +8,15 @@ from rich.markup import escape
 
 from scantling.costs.count import parameters
 from scantling.costs.serve import Times
-from scantling.report.serve import PARTS, energy_why, notes, percent, usable_context
+from scantling.formats.vllm import flag_lines
+from scantling.report.serve import (
+    PARTS,
+    energy_why,
+    notes,
+    percent,
+    usable_context,
+    vllm_flags,
+)
 from scantling.report.text import show_table, table
 from scantling.search.serving import Capacity, Point, Row, Served, Trial
 from scantling.search.serving_question import Question
@@ -44,9 +52,14 @@ def print_serve(out: Console, found: Served, rows: int = 12) -> None:
         _print_capacity(out, q, r.trial, r.capacity)
     several = distinct(r.trial, found.alternatives)
     if several:
-        out.print(f"[bold]Other splits[/bold] of the same chips, {_order(q)} first:")
+        out.print(f"[bold]Other splits[/bold] of the same chips, {_order(q)}:")
         show_table(out, _splits((r.trial, *several[: rows - 1]), q))
     _print_valid(out, found)
+    if found.fits:
+        flags, more = vllm_flags(r, q)
+        out.print("  vllm    " + " ".join(flag_lines(flags)), style="dim", markup=False)
+        for text in more:
+            out.print(f"          {text}", style="dim", markup=False)
     for note in notes(found):
         out.print(f"note: {note}", style="dim", markup=False)
 
@@ -63,8 +76,8 @@ def distinct(choice: Trial, others: tuple[Trial, ...]) -> list[Trial]:
 
 def _order(q: Question) -> str:
     if q.slo is not None:
-        return "those that take most load within the limits"
-    return f"those of most tokens/s at {q.loads[-1]:,} in flight"
+        return "those that take most load within the limits first"
+    return f"the most tokens/s at {q.loads[-1]:,} in flight first; within 8 % they count as equal"
 
 
 def layout_words(one: Layout) -> str:
