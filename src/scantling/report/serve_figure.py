@@ -6,11 +6,9 @@ from pathlib import Path
 
 from scantling.report.figure import need_matplotlib
 from scantling.report.serve_text import distinct, layout_words
-from scantling.search.serving import MOST_RUNNING, Point, Served, Trial, curve
+from scantling.search.serving import MOST_RUNNING, NAMED, Point, Served, Trial, curve
 
 COLOURS = ("#2c7fb8", "#d95f0e", "#31a354", "#756bb1", "#636363", "#c51b8a")
-MARKED = (1, 4, 16, 64, 256, 1024)
-"""Loads that are named beside a line."""
 
 
 def save_serve(found: Served, path: Path) -> Path:
@@ -53,7 +51,8 @@ def save_serve(found: Served, path: Path) -> Path:
         axes.set_xlim(left=0)
         axes.grid(alpha=0.25)
         axes.spines[["top", "right"]].set_visible(False)
-    left.legend(fontsize=7, loc="upper left")
+    handles, names = left.get_legend_handles_labels()
+    figure.legend(handles, names, fontsize=8, loc="outside lower center", ncols=3, frameon=False)
     figure.suptitle(
         f"{q.name}, {q.prompt:,} tokens in and {q.answer:,} out; numbers are requests in flight",
         fontsize=9,
@@ -81,9 +80,7 @@ def _lines(found: Served) -> list[tuple[str, Trial, int]]:
 
 def _mark(axes: object, points: list[Point], rate: list[float], each: list[float]) -> None:
     """Name a few loads beside the first line."""
-    for wanted in MARKED:
-        near = min(range(len(points)), key=lambda i: abs(points[i].concurrency - wanted))
-        if points[near].concurrency < wanted * 0.8:
-            continue
-        axes.annotate(f"{points[near].concurrency:,}", (rate[near], each[near]), fontsize=7,  # type: ignore[attr-defined]
-                      xytext=(0, 5), textcoords="offset points", ha="right")  # fmt: skip
+    for p, x, y in zip(points, rate, each, strict=True):
+        if p.concurrency in NAMED:
+            axes.annotate(f"{p.concurrency:,}", (x, y), fontsize=7, xytext=(3, -9),  # type: ignore[attr-defined]
+                          textcoords="offset points")  # fmt: skip

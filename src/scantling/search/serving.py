@@ -39,6 +39,8 @@ DEGREE = 64
 BUSIEST = 0.99
 LOADS = 24
 """Points of a curve."""
+NAMED = (1, 4, 16, 64, 256, 1024)
+"""Loads that a picture names."""
 FEW = 3
 """Splits of a chip whose load within limits is asked for, where there are many chips."""
 EQUAL = 0.08
@@ -354,9 +356,10 @@ def _row(q: Question, t: Trial) -> Row:
 
 
 def curve(q: Question, t: Trial, most: int) -> list[Point]:
-    """A trial at loads from one request to as many as run, in equal ratios."""
-    steps = sorted({round(most ** (i / (LOADS - 1))) for i in range(LOADS)}) if most else []
-    found = [point(q, t.chip, t.layout, t.scheme, n) for n in steps]
+    """A trial at loads from one request to as many as run, in equal ratios, powers of 4 included."""
+    steps = {round(most ** (i / (LOADS - 1))) for i in range(LOADS)} if most else set()
+    steps |= {n for n in NAMED if n <= most}
+    found = [point(q, t.chip, t.layout, t.scheme, n) for n in sorted(steps)]
     return [p for p in found if p is not None]
 
 
