@@ -13,6 +13,7 @@ import random_specs
 from scantling import catalog
 from scantling.costs.count import parameters
 from scantling.costs.deployment import check, cuts, deployment, nearest_shape, valid_tp
+from scantling.costs.deployment_mask import splits
 from scantling.costs.pages import longest_cached, page_pool, rank_cache_bytes
 from scantling.costs.parallel import tp_reasons
 from scantling.costs.quantize import (
@@ -25,7 +26,7 @@ from scantling.costs.quantize import (
     support,
     typed_bytes,
 )
-from scantling.costs.weights import weight_memory
+from scantling.costs.weights import size_notes, weight_memory
 from scantling.errors import FieldError, UnknownNameError
 from scantling.formats.quantized import stored_elements
 from scantling.hardware import chip, chips
@@ -127,6 +128,21 @@ def test_every_type_of_a_mix_is_known():
             types = [one.packing.base, one.packing.output]
             types += [t for rules in (one.packing.value, one.packing.down) for _, t in rules]
             assert all(typed_bytes(t, 1, 256, 256) > 0 for t in types)
+
+
+def test_what_is_larger_than_its_name_is_told():
+    """896 inputs take no block of 256; a tied table is the head's type; experts of 2880 are padded.
+
+    3072 / 2880 × 2944 / 2880 = 1.0904.
+    """
+    small = size_notes(catalog.model("qwen2.5-0.5b"), "q4_k_m")
+    assert any(n.startswith("embedding:") and "becomes Q8_0" in n for n in small)
+    assert any(n.startswith("q, k, v, o") and "Q4_K (4.5 bits) becomes Q5_0" in n for n in small)
+    assert not any("lm_head" in n for n in small)
+    assert not size_notes(LLAMA, "q4_k_m", Plan(tp=8))
+    experts = size_notes(catalog.model("gpt-oss-20b"), "mxfp4")
+    assert all("2880 × 2880" in n and "+9.0%" in n for n in experts)
+    assert len(experts) == 3
 
 
 # ---------------------------------------------------------------- ranks and columns
@@ -353,3 +369,35 @@ def test_less_than_one_is_refused(call):
 def test_a_plan_of_stages_is_as_deep_as_its_deepest():
     plan = replace(Plan(), pp=4)
     assert rank_cache_bytes(LLAMA, 1024, plan=plan) * 4 == rank_cache_bytes(LLAMA, 1024)
+
+
+# ---------------------------------------------------------------- columns of splits
+
+
+@pytest.mark.parametrize("quant", ["bf16", "awq", "gptq-int4-g32", "fp8-block", "mxfp4", "nvfp4"])
+def test_a_mask_says_of_each_member_what_a_deployment_says(quant):
+    draw = np.random.default_rng(7)
+    dense, experts = LLAMA, catalog.model("qwen3-30b-a3b")
+    for first, field in ((dense, "d_ff"), (experts, "d_expert")):
+        heads = draw.choice([12, 14, 16, 28, 32], 24)
+        kv = np.array([draw.choice([k for k in (1, 2, 4, 7, 8) if h % k == 0]) for h in heads])
+        widths = draw.integers(4, 90, 24) * draw.choice([32, 64, 128], 24)
+        columns = {"n_head": heads, "n_kv_head": kv, field: widths}
+        column = vary(first, **columns)
+        for tp in (1, 2, 4, 8):
+            found = np.broadcast_to(splits(column, quant, Plan(tp=tp)), 24)
+            for i in range(24):
+                one = vary(first, **{k: int(v[i]) for k, v in columns.items()})
+                alone = deployment(one, chip("b200"), Plan(tp=tp), quant)
+                assert found[i] == alone.valid, alone.lines
+                assert splits(one, quant, Plan(tp=tp)) == alone.valid
+
+
+@pytest.mark.parametrize("tp", [1, 2, 4, 8])
+@pytest.mark.parametrize("quant", ["bf16", "awq", "fp8-block"])
+def test_published_models_are_masked_as_they_are_judged(quant, tp):
+    for name in ("gpt2", "deepseek-v3", "qwen3-next-80b-a3b", "gemma-3-27b", "gpt-oss-20b",
+                 "kimi-linear-48b-a3b", "nemotron-h-8b", "deepseek-v2-lite"):  # fmt: skip
+        spec = catalog.model(name)
+        judged = deployment(spec, chip("b200"), Plan(tp=tp), quant)
+        assert splits(spec, quant, Plan(tp=tp)) == judged.valid, (name, judged.lines)

@@ -523,7 +523,8 @@ def test_falcon_mamba_differs_from_mamba_by_norms_without_weights():
     ({"model_type": "kimi_linear", "linear_attn_config": 5},
      "linear_attn_config 5 must be an object"),
     ({"model_type": "recurrent_gemma", "num_attention_heads": 7},
-     "num_attention_heads 7 must divide hidden_size 2560; use 5 or 8"),
+     ("num_attention_heads 7 must divide hidden_size 2560; use 5 or 8, or hidden_size 2520 or "
+      "2576; heads of 365 would leave 5 dimensions out")),
     ({"model_type": "zamba2", "num_hidden_layers": 38},
      "num_hidden_layers 38 builds a model this reader cannot count"),
 ])  # fmt: skip

@@ -29,6 +29,7 @@ from scantling.spec import (
     MixtureOfDepths,
     Norm,
     RgLru,
+    Rope,
     Router,
     Run,
     Spec,
@@ -91,6 +92,8 @@ def test_an_error_names_the_field_its_value_the_relation_with_numbers_and_what_i
 BAD = [
     (replace(ATTENTION, n_kv_head=3), "n_kv_head", 3, "must divide n_head 8", "use 2 or 4"),
     (replace(ATTENTION, n_kv_head=16), "n_kv_head", 16, "must divide n_head 8", "use 8"),
+    (replace(ATTENTION, d_head=7, position=Rope()), "d_head", 7,
+     "must be even: rotary positions turn pairs", "use 6 or 8"),
     (CompressedAttention(8, 16, 8, 3, 4, 8), "n_out_group", 3, "must divide n_head 8",
      "use 2 or 4"),
     (Experts(8, 9, 32), "top_k", 9, "must be at most n_expert 8", ""),

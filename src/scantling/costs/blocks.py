@@ -104,7 +104,8 @@ def gemm_shape(rows: Dim, columns: Dim, dtype: str = "fp8") -> Product:
     Args:
         rows: The product of all dimensions but the last: outputs of a weight, or batch × tokens.
         columns: The last dimension.
-        dtype: ``fp8``, ``mxfp8`` or ``nvfp4``.
+        dtype: ``fp8``, ``mxfp8``, ``nvfp4``, ``fp8-torch``, or a kernel: ``marlin``, ``machete``,
+            ``w4a8``.
 
     Raises:
         UnknownNameError: If no rule of the dtype is known.

@@ -23,12 +23,12 @@ from scantling.costs.parallel import (
 )
 from scantling.costs.quantize import Scheme, scheme, support
 from scantling.costs.ranks import Placed, expert_tp, padded_vocab, placed_operators
-from scantling.costs.weights import ALONE, is_packed
+from scantling.costs.weights import ALONE, is_packed, size_notes
 from scantling.errors import FieldError
 from scantling.hardware import Chip, cluster
 from scantling.ops import Tensor
 from scantling.sources import read_data
-from scantling.spec import GroupedAttention, LatentAttention, Spec, vary
+from scantling.spec import Experts, GroupedAttention, LatentAttention, Spec, vary
 from scantling.spec.plan import Plan
 from scantling.spec.vary import nodes
 
@@ -39,6 +39,7 @@ class Cut(Struct, frozen=True, kw_only=True):
     """One side of a packed matrix on a rank, against the units of its scheme."""
 
     tensor: str
+    part: str
     side: Literal["in", "out"]
     width: int
     """Of the whole matrix."""
@@ -87,7 +88,8 @@ def cuts(spec: Spec, quant: Scheme | str, plan: Plan = ALONE) -> tuple[Cut, ...]
     for placed in placed_operators(spec, Plan(), 1):
         matrices = [t for t in placed.op.tensors if is_packed(one, placed, t)]
         for t in matrices:
-            found += _sides(one, placed, t, rank[t.name], plan, merged=len(matrices) > 1)
+            merged = len(matrices) > 1 and t.part != "mixer"  # a mixer's are stored as one
+            found += _sides(one, placed, t, rank[t.name], plan, merged=merged)
     return tuple(found)
 
 
@@ -97,7 +99,8 @@ def _sides(
     degree = expert_tp(plan) if t.experts is not None else plan.tp
     out, inner = int(t.shape[0]), int(t.shape[1])
     split_in = degree if placed.split == "in" else 1
-    split_out = degree if placed.split == "out" else 1
+    divided = placed.split == "out" or int(own.shape[0]) != out
+    split_out = degree if divided and placed.split != "in" else 1
     n = out / split_out if out % split_out else int(own.shape[0])
     k = inner / split_in
     kernel = _kernel(one, n, k)
@@ -105,15 +108,17 @@ def _sides(
     if unit > 1 or kernel:
         ok = k % unit == 0 or (one.out_unit > 1 and split_in == 1)
         yield Cut(
-            tensor=t.name, side="in", width=inner, degree=split_in, per_rank=whole_number(k),
+            tensor=t.name, part=t.part, side="in",
+            width=inner, degree=split_in, per_rank=whole_number(k),
             unit=unit, units_per_rank=whole_number(k / unit), ok=ok, merged=merged, kernel=kernel,
         )  # fmt: skip
     unit = max(one.out_unit, one.out_multiple)
-    if unit > 1 and placed.split != "whole":
+    if unit > 1 and (placed.split != "whole" or split_out > 1):
         checked = split_out > 1 or merged or one.out_multiple > 1
         shares = out // int(n) if n == int(n) and out % int(n) == 0 else split_out
         yield Cut(
-            tensor=t.name, side="out", width=out, degree=shares, per_rank=whole_number(n),
+            tensor=t.name, part=t.part, side="out",
+            width=out, degree=shares, per_rank=whole_number(n),
             unit=unit, units_per_rank=whole_number(n / unit), ok=not checked or n % unit == 0,
             merged=merged,
         )  # fmt: skip
@@ -164,7 +169,7 @@ def valid_tp(
 
 def expert_reasons(spec: Spec, degree: int) -> Iterator[str]:
     """Why experts cannot be split by tensor over so many ranks."""
-    for width in sorted({int(n.d_expert) for _, n in nodes(spec) if hasattr(n, "d_expert")}):
+    for width in sorted({int(n.d_expert) for _, n in nodes(spec) if isinstance(n, Experts)}):
         if width % degree:
             yield f"{width} columns of an expert cannot be split over TP {degree}"
 
@@ -198,12 +203,12 @@ def nearest_shape(
     """
     one = scheme(quant) if isinstance(quant, str) else quant
     changes = nearest_change(spec, "tp", degree)
-    for width in {int(n.d_expert) for _, n in nodes(spec) if hasattr(n, "d_expert")}:
+    for width in {int(n.d_expert) for _, n in nodes(spec) if isinstance(n, Experts)}:
         if width % (expert_tp or degree):
             changes["d_expert"] = near_multiple(width, expert_tp or degree)
     plan = Plan(tp=degree, expert_tp=expert_tp)
     for c in cuts(_changed(spec, changes), one, plan):
-        field = FIELDS.get(c.tensor.rpartition(".")[2])
+        field = None if c.part == "mixer" else FIELDS.get(c.tensor.rpartition(".")[2])
         inside = c.side == "out" or c.tensor.rpartition(".")[2].endswith(("o", "down"))
         if c.ok or field is None or not inside:
             continue
@@ -370,6 +375,7 @@ def deployment(
     if can.verdict == "no":
         found.append(Problem("quant", can.reason))
     warnings = [*_copies(spec, plan), *_vocabulary(spec, plan), *head_notes(spec, chip)]
+    warnings += size_notes(spec, one, own)
     warnings += dict.fromkeys(f"{c.tensor}: {c.kernel}" for c in sides if c.ok and c.kernel)
     if one.quantised and can.verdict == "weights":
         warnings.append(can.reason)
@@ -420,7 +426,7 @@ def _vocabulary(spec: Spec, plan: Plan) -> Iterator[str]:
 
 
 def _expert_advice(spec: Spec, plan: Plan) -> Iterator[str]:
-    counts = {int(n.n_expert) for _, n in nodes(spec) if hasattr(n, "n_expert")}
+    counts = {int(n.n_expert) for _, n in nodes(spec) if isinstance(n, Experts)}
     if plan.tp > 1 and counts and all(n % plan.tp == 0 for n in counts):
         yield f"use EP {plan.tp} for the experts instead of TP: each stays whole on its rank"
 

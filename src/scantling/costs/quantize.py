@@ -119,7 +119,7 @@ class Scheme(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         multiple: What both dimensions of a rank's matrix are padded to or must be multiples of.
         out_multiple: What a rank's outputs must be multiples of.
         dealt: Whether blocks are dealt out whole to ranks, so that no width is refused.
-        pad: (n, k) multiples to which kernels pad the experts of a rank in memory.
+        pad: Multiples to which kernels pad the experts of a rank: of their width, of D.
     """
 
     name: str
@@ -340,6 +340,27 @@ def typed_bytes(name: str, out: Dim, inner: Dim, row: Dim) -> Num:
         odd, other = minimum(1, row % _block(fallback).block), _each(fallback)
     factor: Num = each + wide * (other - each) + wide * odd * (2 - other)
     return product(out, inner) * factor
+
+
+def replaced(name: str, inner: int) -> str:
+    """What becomes of a GGUF type on a width, in words; empty where its blocks fit.
+
+    Example:
+        >>> replaced("Q6_K", 2880)
+        '2880 inputs are 11.25 blocks of 256: Q6_K (6.5625 bits) becomes Q8_0 (8.5 bits)'
+    """
+    block = _block(name).block
+    if inner % block == 0:
+        return ""
+    other = _data()["mix"]["fallback"].get(name)
+    if other is None or inner % _block(other).block:
+        other, bits = "F16", 16.0
+    else:
+        bits = 8 * _each(other)
+    return (
+        f"{inner} inputs are {inner / block:g} blocks of {block}: {name} ({8 * _each(name):g} bits)"
+        f" becomes {other} ({bits:g} bits)"
+    )
 
 
 def _each(name: str) -> float:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from scantling.arith import Num, maximum, minimum, product, round_up
-from scantling.costs.quantize import Mixed, Plain, Scheme, layers_of, scheme, typed_bytes
+from scantling.costs.quantize import Mixed, Plain, Scheme, layers_of, replaced, scheme, typed_bytes
 from scantling.costs.ranks import Placed, expert_tp, placed_operators
 from scantling.ops import Tensor
-from scantling.spec import GroupedAttention, Spec
+from scantling.spec import Experts, GroupedAttention, Spec
 from scantling.spec.plan import Plan
 from scantling.spec.vary import nodes
 
@@ -92,10 +93,19 @@ def weight_memory(
     )  # fmt: skip
 
 
+SMALL = frozenset({
+    "a", "b", "c", "dt", "dt_in", "dt_up", "dt_up_bias", "forget_a", "forget_b", "gate_a",
+    "gate_b", "input_gate_bias", "recurrent_gate_bias", "hyper", "index_weight",
+})  # fmt: skip
+"""Steps, gates and low-rank parts of recurrences, and weights of an indexer: quantisers leave these
+narrow matrices as they are (the FP8 releases of Qwen3-Next and DeepSeek-V3.2 list them)."""
+
+
 def is_packed(one: Scheme, placed: Placed, t: Tensor) -> bool:
-    """Whether a scheme packs a tensor: a matrix of a product, of one of its parts."""
+    """Whether a scheme packs a tensor: a matrix of a product, of one of its parts, not narrow."""
     matrix = placed.op.kind == "matmul" and len(t.shape) == 2
-    return one.quantised and matrix and t.part in one.parts
+    narrow = t.part in {"mixer", "attention"} and t.name.rpartition(".")[2] in SMALL
+    return one.quantised and matrix and t.part in one.parts and not narrow
 
 
 def rest_bytes(one: Scheme, t: Tensor) -> float:
@@ -125,10 +135,52 @@ def _padding(one: Scheme, t: Tensor) -> Any:
     """Bytes that kernels add to the experts of a rank."""
     if one.pad == (1, 1) or t.experts is None:
         return 0
-    wide = one.packing.matrix_bytes(round_up(t.shape[0], one.pad[0]),
-                                    round_up(t.shape[1], one.pad[1]))  # fmt: skip
     own: Any = one.packing.matrix_bytes(*t.shape)
-    return _count(t) * (wide - own)
+    return _count(t) * (one.packing.matrix_bytes(*_padded(one, t)) - own)
+
+
+def _padded(one: Scheme, t: Tensor) -> tuple[Any, Any]:
+    """The shape to which kernels pad a matrix of experts: their width and D, each to a multiple."""
+    width, stream = one.pad
+    down = t.name.endswith("down")
+    n, k = (stream, width) if down else (width, stream)
+    return round_up(t.shape[0], n), round_up(t.shape[1], k)
+
+
+def size_notes(spec: Spec, quant: Scheme | str, plan: Plan = ALONE) -> tuple[str, ...]:
+    """What makes weights larger than the name of their scheme says, one line for each cause.
+
+    GGUF types whose blocks do not divide the inputs of a matrix are replaced by larger ones, and
+    kernels pad experts.
+
+    Args:
+        spec: One model.
+        quant: A scheme or its name.
+        plan: How it is split.
+
+    Example:
+        >>> from scantling import catalog
+        >>> size_notes(catalog.model("qwen2.5-0.5b"), "q4_k_m")[0]
+        'embedding: 896 inputs are 3.5 blocks of 256: Q6_K (6.5625 bits) becomes Q8_0 (8.5 bits)'
+    """
+    one = scheme(quant) if isinstance(quant, str) else quant
+    mix = one.packing
+    names: dict[tuple[str, int], dict[str, None]] = {}
+    padded: dict[str, None] = {}
+    for placed in placed_operators(spec, plan if plan.pp == 1 else replace(plan, pp=1), 1):
+        for t in (t for t in placed.op.tensors if len(t.shape) == 2 and t.alias is None):
+            leaf = t.name.rpartition(".")[2]
+            if isinstance(mix, Mixed) and _in_mix(placed, t):
+                width = int(t.shape[1]) * (_degree(t, plan) if placed.split == "in" else 1)
+                kind = mix.output if _is_output(t, spec.tied) else mix.base
+                names.setdefault((kind, width), {})[leaf] = None
+            elif is_packed(one, placed, t) and _padding(one, t):
+                n, k = _padded(one, t)
+                share = n * k / (int(t.shape[0]) * int(t.shape[1])) - 1
+                padded[f"{leaf}: kernels pad {t.shape[0]} × {t.shape[1]} of a rank to {n} × {k}, "
+                       f"{share:+.1%}"] = None  # fmt: skip
+    fallen = ((replaced(base, width), leaves) for (base, width), leaves in names.items())
+    return (*(f"{', '.join(leaves)}: {text}" for text, leaves in fallen if text), *padded)
 
 
 def _int(n: Any) -> Any:
@@ -154,7 +206,7 @@ class _Shares(Struct, frozen=True):
 
 def _shares(spec: Spec) -> _Shares:
     attention: Any = next((n for _, n in nodes(spec) if isinstance(n, GroupedAttention)), None)
-    experts: Any = next((n.n_expert for _, n in nodes(spec) if hasattr(n, "n_expert")), 0)
+    experts: Any = next((n.n_expert for _, n in nodes(spec) if isinstance(n, Experts)), 0)
     shared: Any = 0 if attention is None else minimum(
         1, attention.n_head // attention.n_kv_head // 4)  # fmt: skip
     return _Shares(spec.n_layer, shared, _equal(experts, 8), _equal(spec.n_layer, 80), spec.tied)
@@ -174,16 +226,13 @@ def _gguf_bytes(one: Scheme, placed: Placed, t: Tensor, plan: Plan, s: _Shares) 
     mix = one.packing
     assert isinstance(mix, Mixed)
     leaf = t.name.rpartition(".")[2]
-    if len(t.shape) != 2 or t.part in {"router", "norm"} or leaf in {"position", "token_type"}:
+    if not _in_mix(placed, t):
         return None
     out, inner = t.shape
-    degree = expert_tp(plan) if t.experts is not None else plan.tp
-    row: Any = inner * degree if placed.split == "in" else inner
+    row: Any = inner * _degree(t, plan) if placed.split == "in" else inner
     n = _count(t)
-    if t.part == "lm_head" or (t.name == "model.embedding" and s.tied):
+    if _is_output(t, s.tied):
         return n * _output_bytes(mix, out, inner)
-    if placed.op.kind != "matmul" and t.part != "embedding":
-        return None
     rules = {"v": mix.value, "kv_up": mix.value, "o": mix.o}.get(leaf, ())
     if leaf in {"down", "experts_down", "shared_down"} and t.part != "attention":
         rules = mix.down
@@ -199,6 +248,22 @@ def _gguf_bytes(one: Scheme, placed: Placed, t: Tensor, plan: Plan, s: _Shares) 
     if leaf == "o" and mix.eight:
         found = found + s.eight * (typed_bytes("Q5_K", out, inner, row) - found)
     return n * found
+
+
+def _in_mix(placed: Placed, t: Tensor) -> bool:
+    """Whether a GGUF file gives a tensor a block type: products and token tables."""
+    if len(t.shape) != 2 or t.part in {"router", "norm"}:
+        return False
+    table = t.part == "embedding" and t.name.rpartition(".")[2] not in {"position", "token_type"}
+    return table or placed.op.kind == "matmul"
+
+
+def _is_output(t: Tensor, tied: bool) -> bool:
+    return t.part == "lm_head" or (tied and t.name == "model.embedding")
+
+
+def _degree(t: Tensor, plan: Plan) -> int:
+    return expert_tp(plan) if t.experts is not None else plan.tp
 
 
 def _raised(name: str, leaf: str, out: Any, inner: Any, row: Any, s: _Shares) -> Any:

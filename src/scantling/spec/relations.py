@@ -12,6 +12,7 @@ from scantling.errors import FieldError
 from scantling.spec import modules as m
 from scantling.spec.decode import decode
 from scantling.spec.model import Run, Spec, Stack
+from scantling.spec.positions import Rope
 from scantling.spec.vary import nodes
 
 if TYPE_CHECKING:
@@ -103,12 +104,23 @@ def swapped(d_model: int, n_head: int, n_layer: int) -> dict[str, int]:
     return {"n_head": n_layer, "n_layer": n_head, "d_head": each}
 
 
+def _turns_whole(a: m.GroupedAttention) -> bool:
+    """Whether rotary positions turn all of a head."""
+    return isinstance(a.position, Rope) and a.position.fraction == 1.0
+
+
 RELATIONS: tuple[Relation, ...] = (
     Relation(
         m.GroupedAttention, "n_kv_head", "K divides H",
         lambda a: a.n_head % a.n_kv_head == 0,
         lambda a: f"must divide n_head {a.n_head}",
         lambda a: near_divisors(a.n_head, a.n_kv_head),
+    ),
+    Relation(
+        m.GroupedAttention, "d_head", "rotary heads are even",
+        lambda a: a.d_head % 2 == 0 if _turns_whole(a) else True,
+        lambda _: "must be even: rotary positions turn pairs",
+        lambda a: f"use {a.d_head - 1} or {a.d_head + 1}",
     ),
     Relation(
         m.CompressedAttention, "n_out_group", "groups divide heads",
