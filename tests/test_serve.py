@@ -510,3 +510,57 @@ def test_the_model_can_be_changed_first():
 
     assert replace(q, batch=2).batch == 2
     assert command("llama-3.1-8b", "--gpu", "l4", "--set", "n_layer=8", "--context", "8k")[0] == 0
+
+
+def test_any_quantisation_takes_the_widest_that_fits():
+    """70.6 B parameters: 16 and 8 bits are too much for one H100, 6 and less are not."""
+    found = serve("llama-3.1-70b", gpu="h100-sxm", quant="any")
+    sizes = [r.trial.held.memory.weights for r in found.rows if r.trial.held.verdict == "fits"]
+
+    assert found.fits
+    assert sizes == sorted(sizes, reverse=True)
+    assert sizes[0] > 0.5 * 70e9
+
+
+def test_the_json_of_what_does_not_fit_has_every_key():
+    _, text, _ = command("llama-3.1-70b", "--gpu", "l4", "--json")
+    told = json.loads(text)
+
+    assert set(told) >= CONTRACT
+    assert told["fits"] is False
+    assert told["tpot_seconds"] is None
+    assert told["memory"]["margin_bytes"] < 0
+
+
+def test_vllm_is_told_what_was_chosen():
+    words = "export llama-3.1-70b --to vllm --gpu h100-sxm --gpus 8 --batch 16 --context 16k --json"
+    found = CliRunner().invoke(cli.group, words.split(), standalone_mode=False)
+    flags = json.loads(found.stdout)["values"]
+    chips = flags["tensor-parallel-size"] * flags.get("pipeline-parallel-size", 1)
+
+    assert flags["max-model-len"] == 16_384
+    assert flags["max-num-seqs"] * (8 // chips) >= 16
+    assert 8 % chips == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        ("llama-3.1-70b --to vllm --gpu h100-sxm", "does not fit"),
+        ("llama-3.1-8b --to hf --gpu h100-sxm", "is for --to vllm"),
+        ("llama-3.1-8b --to vllm --batch 4", "needs --gpu"),
+    ],
+)
+def test_flags_are_refused_where_nothing_would_run(words, error):
+    found = CliRunner().invoke(cli.group, ["export", *words.split()], standalone_mode=False)
+
+    assert isinstance(found.exception, ScantlingError)
+    assert error in str(found.exception)
+
+
+def test_a_split_that_cuts_a_group_is_left_out_with_the_shape_that_would_do():
+    found = serve("qwen2.5-0.5b", gpu="h100-sxm", tp=2, quant="gptq-int4")
+
+    assert found.choice is None
+    assert any("3.5 units of 128" in w.reason for w in found.invalid)
+    assert any("n_head 16" in line for line in found.remedies)

@@ -32,7 +32,8 @@ QUESTION = (
 @click.option("--in", "prompt", type=CONTEXT, help="Tokens of a prompt.")
 @click.option("--out", "answer", type=CONTEXT, help="Tokens of an answer.")
 @click.option("--concurrency", metavar="N,…", help="Requests in flight at which speed is told.")
-@click.option("--quant", metavar="NAME,…", help="bf16, fp8, awq-int4, …; the first that fits.")
+@click.option("--quant", metavar="NAME,…", help="bf16, fp8, awq-int4, …: the first that "
+              "fits; any: all that the chip has kernels for, the widest first.")  # fmt: skip
 @click.option("--kv-dtype", default="bf16", help="Dtype of the cache: bf16, fp8, q8_0.")
 @click.option("--share", type=float, default=0.9, help="Of the memory that the engine may fill.")
 @click.option("--hybrid", is_flag=True, help="The engine keeps only the window of windowed layers.")

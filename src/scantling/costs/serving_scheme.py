@@ -53,6 +53,11 @@ class Numbers(Struct, frozen=True):
         return self.dtype if "ffn" in self.scheme.parts or not self.scheme.quantised else "bf16"
 
     @property
+    def mixed(self) -> bool:
+        """Whether it is one of llama.cpp's mixes."""
+        return isinstance(self.scheme.packing, Mixed)
+
+    @property
     def exact(self) -> bool:
         """Whether the times of serving know its bytes: 4 or 8 bits with common scales."""
         p = self.scheme.packing
@@ -113,4 +118,4 @@ def numbers(name: str) -> Numbers:
 def all_numbers() -> tuple[Numbers, ...]:
     """Every scheme, those of engines for servers first."""
     found = [Numbers(one) for one in schemes().values()]
-    return tuple(sorted(found, key=lambda n: isinstance(n.scheme.packing, Mixed)))
+    return tuple(sorted(found, key=lambda n: n.mixed))

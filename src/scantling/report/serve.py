@@ -39,8 +39,9 @@ def to_json(found: Served) -> dict[str, Any]:
         "question": question_json(q),
         "valid": {"tp": found.valid.tp, "ep": found.valid.ep, "pp": found.valid.pp},
         "invalid": [{"degree": w.degree, "reason": w.reason} for w in found.invalid],
-        "notes": notes(found), "remedies": list(found.remedies),
-    }  # fmt: skip
+        "notes": notes(found), "remedies": list(found.remedies), "memory": None,
+        "max_context": 0, "max_batch": 0,
+    } | dict.fromkeys(("ttft_seconds", "tpot_seconds", "tokens_per_second"))  # fmt: skip
     if found.choice is not None:
         told |= row_json(found.choice, q)
         told["vllm"] = vllm_flags(found.choice, q)[0]

@@ -12,7 +12,6 @@ from scantling.costs.deployment import cuts, deployment, nearest_shape, valid_tp
 from scantling.costs.estimate import Estimate
 from scantling.costs.money import TokenBill, token_bill
 from scantling.costs.parallel import Degrees, valid_degrees
-from scantling.costs.quantize import Mixed
 from scantling.costs.serve import Deployment, Times
 from scantling.costs.serving_scheme import Numbers, all_numbers
 from scantling.costs.serving_speed import Speed, first_token_under_load, speed
@@ -356,7 +355,7 @@ def _row(q: Question, t: Trial) -> Row:
 
 
 def curve(q: Question, t: Trial, most: int) -> list[Point]:
-    """A trial at loads from one request to as many as run, in equal ratios, powers of 4 included."""
+    """A trial at loads from one request to as many as run, in equal ratios and powers of 4."""
     steps = {round(most ** (i / (LOADS - 1))) for i in range(LOADS)} if most else set()
     steps |= {n for n in NAMED if n <= most}
     found = [point(q, t.chip, t.layout, t.scheme, n) for n in sorted(steps)]
@@ -428,7 +427,7 @@ def _widest(q: Question, t: Trial) -> Numbers | None:
     """
     sizes = {s: float(s.rank_bytes(q.spec, t.layout.split.plan())) for s in all_numbers()
              if s.scheme.quantised and s.runs_on(t.chip)}  # fmt: skip
-    ordered = sorted(sizes, key=lambda s: (isinstance(s.scheme.packing, Mixed), -sizes[s]))
+    ordered = sorted(sizes, key=lambda s: (s.mixed, -sizes[s]))
     own = float(t.held.memory.weights)
     return next((s for s in ordered if sizes[s] < own and not _wrong(q, t, s)
                  and held(q, t.chip, t.layout, s).verdict == "fits"), None)  # fmt: skip

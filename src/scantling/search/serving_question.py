@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from scantling import catalog
 from scantling.arith import LARGEST
 from scantling.costs.serving_memory import Beside, pooled_context
-from scantling.costs.serving_scheme import Numbers, numbers
+from scantling.costs.serving_scheme import Numbers, all_numbers, numbers
 from scantling.costs.serving_speed import Factors
 from scantling.errors import FieldError
 from scantling.formats.context import extend, far_rope
@@ -22,6 +22,7 @@ from scantling.formats.target import context_of, scaling_of
 from scantling.hardware import Chip, chip, chips
 from scantling.ops import operators
 from scantling.spec import Spec, Workload, kv_dtype_name
+from scantling.spec.plan import Plan
 from scantling.units import parse_context, parse_count, parse_seconds
 
 GPUS_PER_NODE = 8
@@ -137,7 +138,7 @@ def question(
         prompt: Tokens in.
         answer: Tokens out.
         concurrency: Requests in flight: one, or several.
-        quant: A quantisation, or several.
+        quant: A quantisation, or several; ``any`` is all that the chips have kernels for.
         kv_dtype: Of the cache.
         share: Of the memory that the engine may fill, in (0, 1].
         hybrid: Whether the engine pages each kind of layer by its own need.
@@ -206,7 +207,8 @@ def question(
         name=one.name, spec=spec, chips=found, given=named,
         gpus=tried, gpus_per_node=_small("gpus_per_node", parse_count(gpus_per_node)),
         prompt=p, answer=a, context=whole, mean_context=mean, p95_context=p95, batch=n,
-        loads=loads or (n,), schemes=_schemes(quant, assumed), cache=kv_dtype_name(kv_dtype),
+        loads=loads or (n,), cache=kv_dtype_name(kv_dtype),
+        schemes=_schemes(quant, assumed, spec, found, given=named),
         share=_share("share", share, most=1.0), beside=own, factors=factors, slo=read_slo(slo),
         price=_price(price), utilisation=_share("utilisation", utilisation, most=1.0),
         fixed=fixed, trained=trained, assumed=tuple(assumed), notes=tuple(notes),
@@ -335,8 +337,18 @@ def _chips(value: Any) -> tuple[tuple[Chip, ...], bool]:
     return tuple(dict.fromkeys(chip(name) for name in names)), True
 
 
-def _schemes(value: Any, assumed: list[str]) -> tuple[Numbers, ...]:
+def _schemes(
+    value: Any, assumed: list[str], spec: Spec, of: tuple[Chip, ...], *, given: bool
+) -> tuple[Numbers, ...]:  # fmt: skip
+    """Schemes by name; ``any`` is every one that a chip has kernels for, the widest first."""
     names = _listed(value)
+    if names == ["any"]:
+        if not given:
+            raise FieldError("quant", "any", "needs --gpu", "name the chips, or the schemes")
+        able = [s for s in all_numbers() if s.name != "fp32" and any(s.runs_on(c) for c in of)]
+        servers = [s for s in able if not s.mixed] if any(
+            s.scheme.quantised and not s.mixed for s in able) else able  # fmt: skip
+        return tuple(sorted(servers, key=lambda s: -float(s.rank_bytes(spec, Plan()))))
     if not names:
         assumed.append("weights in bf16")
         names = ["bf16"]
