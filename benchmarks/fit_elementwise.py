@@ -8,7 +8,7 @@ import csv
 import statistics
 
 import numpy as np
-from fitting import folds, hats, inside, lines
+from fitting import folds, hats, inside, lines, shortest
 from msgspec.structs import replace
 from scipy.optimize import least_squares
 
@@ -20,7 +20,6 @@ COLUMNS = ("input_layernorm", "post_attention_layernorm", "add", "mlp_act", "att
 FRACTIONS = {"copy": "bandwidth_factor", "norm": "norm", "activation": "activation",
              "rotary": "rotary"}  # fmt: skip
 SECONDS = (1e-6, 2e-6, 4e-6, 8e-6, 1.6e-5, 6.4e-5, 2.56e-4)
-TAILS = (0.055, 0.945)
 
 
 def launch(kind):
@@ -97,7 +96,7 @@ def with_scale(value, seconds, kinds, found):
         of = kinds == kind
         spreads[f"{kind}_spread"] = float(np.quantile(np.abs(logs[of]) / scale[of], 0.88))
         scale[of] *= spreads[f"{kind}_spread"]
-    below, above = np.quantile(logs / scale, TAILS)
+    below, above = shortest(logs / scale)
     error = np.median(np.abs(value / seconds - 1))
     knots = tuple(zip(SECONDS, np.log2(points).tolist(), strict=True))
     spreads |= {"spread_rows": ((1, 0.0),), "spread_s": knots}

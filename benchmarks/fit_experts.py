@@ -21,7 +21,6 @@ FITTED = {
 }  # fmt: skip
 FIELDS = {"bfloat16": "experts", "fp8": "experts_fp8", "fp8_block": "experts_fp8_block"}
 GRAINS = (1, 64, 128)
-TAILS = (0.055, 0.945)
 
 
 class Layers:
@@ -95,7 +94,7 @@ def finished(name, tables):
     rows = np.concatenate([t.rows for t in tables])
     times = [t.time(found) for t in tables]
     lower = np.concatenate([t.lower_s for t in times]) / 2
-    scale = scale_of(rows, lower, logs, TAILS)
+    scale = scale_of(rows, lower, logs)
     wrong = np.abs(np.exp(-logs) - 1)
     found = found | scale | {"error": float(np.median(wrong))}
     for t, value in zip(tables, values, strict=True):

@@ -62,6 +62,11 @@ class Products:
         on = replace(on, constants=replace(on.constants, gemm=own))
         return gemm_time(on, self.dtype, self.m[keep], self.n[keep], self.k[keep])
 
+    def weight(self):
+        """How often each row counts, so that the sources of a table count alike."""
+        sizes = {s: int((self.source == s).sum()) for s in set(self.source)}
+        return np.array([round(max(sizes.values()) / sizes[s]) for s in self.source])
+
     def wrong(self, value):
         """Absolute relative errors."""
         return np.abs(value / self.seconds - 1)
@@ -121,16 +126,20 @@ def left_out(table, *, tiled=False):
 
 
 def with_scale(tables, found, values):
-    """Constants with the scale of residuals and the errors of the values."""
+    """Constants with the scale of residuals and the errors of the values.
+
+    Each source of a table weighs the same in the scale: rows of a smaller one count repeatedly.
+    """
     logs = np.concatenate([np.log(t.seconds / v) for t, v in zip(tables, values, strict=True)])
     rows = np.concatenate([t.m for t in tables])
     lower = np.concatenate([t.time(found).lower_s for t in tables])
+    times = np.concatenate([t.weight() for t in tables])
     wrong = np.abs(np.exp(-logs) - 1)
     errors = {
         "matmul_error": float(np.median(wrong[rows >= 1024])),
         "small_error": float(np.median(wrong[rows <= 256])),
     }
-    return found | scale_of(rows, lower, logs) | errors
+    return found | scale_of(*(np.repeat(x, times) for x in (rows, lower, logs))) | errors
 
 
 def show(name, table, found, value=None):

@@ -158,6 +158,17 @@ def test_a_chip_nobody_measured_has_a_wider_interval():
     assert inherited.high_s / inherited.value_s > own.high_s / own.value_s
 
 
+def test_a_small_batch_waits_for_the_host():
+    """Its step takes what its launches take, so a longer context costs nothing."""
+    place = cluster("h100-sxm", 1)
+    eager = Recipe(fused=False)
+    short, longer = (
+        step_time(catalog.model("gpt2"), Plan(zero=0), eager, n, place).value_s for n in (64, 128)
+    )
+
+    assert longer / short < 1.1
+
+
 # ---------------------------------------------------------------- columns
 
 
@@ -241,6 +252,7 @@ def errors_of(table, quantity):
         ("train_simumax_b200.csv", "training step, ms", 0.10),
         ("train_nemo_long_sequence.csv", "training TFLOP/s per GPU", 0.10),
         ("train_mleng_llama8b_seqsweep.csv", "training TFLOP/s per GPU", 0.10),
+        ("train_mleng_singlegpu_step.csv", "compile pass or step, ms", 0.15),  # never fitted
     ],
 )
 def test_steps_are_predicted_within_their_bar(table, quantity, bar):
@@ -253,10 +265,10 @@ def test_steps_are_predicted_within_their_bar(table, quantity, bar):
 @needs_tables
 @pytest.mark.parametrize("table", ["train_mpt_llmfoundry.csv", "train_megatron_bridge.csv"])
 def test_intervals_hold_nine_rows_in_ten(table):
+    """They are set on groups left out, so the open rows, which the fit saw, lie inside oftener."""
     found, _ = errors_of(table, "training tokens/s per GPU")
-    inside = statistics.mean(s.low <= s.actual <= s.high for s in found)
 
-    assert 0.85 <= inside <= 0.97
+    assert statistics.mean(s.low <= s.actual <= s.high for s in found) >= 0.9
 
 
 @needs_tables

@@ -49,13 +49,13 @@ QUESTION = (
 @click.option("--expert-tp", type=COUNT, help="Fix tensor parallelism of the experts.")
 @click.option("--virtual", type=COUNT, help="Fix chunks of a stage (interleaving).")
 @click.option("--zero", metavar="0|1|2|3", help="Fix ZeRO; 3 is FSDP.")
-@click.option("--recompute", metavar="none|selective|full", help="Fix recomputation.")
+@click.option("--recompute", metavar="none|selective|products|full", help="Fix recomputation.")
 @click.option("--micro-batch", type=COUNT, help="Fix sequences of one pass.")
 @click.option("--goodput", type=float, help="Share of calendar time that trains: 0.9.")
 @click.option("--price", type=float, help="Money for a GPU-hour.")
 @click.option("--days", type=float, help="Deadline; without a MODEL: the largest that meets it.")
-@click.option("--solve", metavar="batch|context|gpus|model", help="Ask the other way round: the "
-              "largest batch, the longest context, the fewest GPUs, the largest model.")  # fmt: skip
+@click.option("--solve", metavar="batch|context|gpus|model", help="Ask the other way round: "
+              "largest batch, longest context, fewest GPUs, largest model.")  # fmt: skip
 @click.option("--flops", default="causal", metavar="full|unpadded|causal|palm",
               help="What MFU counts (docs/flops.md).")  # fmt: skip
 @click.option("--set", "changes", multiple=True, metavar="FIELD=V", help="Change the model first.")

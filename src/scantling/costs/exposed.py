@@ -7,13 +7,13 @@ from typing import Any
 
 from msgspec import Struct
 
-from scantling.arith import Dim, Num, maximum, product
+from scantling.arith import Dim, Num, maximum, minimum, product
 from scantling.costs.kernels import collective_time
 from scantling.costs.kernels.collective import Collective
 from scantling.costs.ranks import Placed, expert_tp
 from scantling.costs.remember import remembered
 from scantling.hardware import Cluster
-from scantling.spec import Spec, dtype_bytes
+from scantling.spec import Experts, Spec, dtype_bytes
 from scantling.spec.plan import Plan, Recipe
 
 
@@ -66,7 +66,7 @@ def traffic(
     gather, reduced = sharing(placed, spec.n_layer, plan, recipe, cluster)
     return Traffic(
         tensor, again, context_group(placed, plan, cluster, context),
-        expert_group(placed, plan, cluster), pipeline, gather, reduced * trained,
+        expert_group(placed, spec, plan, cluster), pipeline, gather, reduced * trained,
         plan.tp > cluster.node.n_gpu,
     )  # fmt: skip
 
@@ -114,20 +114,46 @@ def context_group(placed: Sequence[Placed], plan: Plan, cluster: Cluster, contex
 
 
 @remembered(
-    lambda placed, plan, cluster: (id(placed), plan.tp, plan.ep, plan.expert_tp, id(cluster))
-)
-def expert_group(placed: Sequence[Placed], plan: Plan, cluster: Cluster) -> Num:
-    """Tokens sent to their experts and back, forward and backward."""
+    lambda placed, spec, plan, cluster: (
+        id(placed), spec, plan.tp, plan.ep, plan.expert_tp, id(cluster)
+    )
+)  # fmt: skip
+def expert_group(placed: Sequence[Placed], spec: Spec, plan: Plan, cluster: Cluster) -> Num:
+    """Tokens sent to their experts and back, forward and backward.
+
+    A token that k experts of one group want goes once to each node that has any of them, and is
+    copied there: of N nodes k even choices meet N (1 − (1 − 1 / N)^k), and no more than hold the
+    groups that a router limits them to.
+    """
     if plan.ep == 1:
         return 0.0
     split = expert_tp(plan)
+    nodes = -(-plan.ep * split // cluster.node.n_gpu)
+    most = nodes_allowed(spec, nodes)
     total: Any = 0.0
     for p in placed:
         if p.op.part == "experts" and p.split == "in":
-            sent = product(p.op.m, p.op.repeat, p.op.n) * (dtype_bytes("bf16") / split)
+            copies: Any = p.op.repeat / p.op.times
+            met = nodes * (1 - (1 - 1 / nodes) ** copies) if nodes > 1 else copies
+            rows = product(p.op.m, p.op.times, p.op.n) * minimum(minimum(met, copies), most)
+            sent = rows * (dtype_bytes("bf16") / split)
             each = _once("all_to_all", sent / p.op.times, plan.ep, split, cluster)
             total = total + 4 * p.op.times * each
-    return total
+    return total  # type: ignore[no-any-return]
+
+
+def nodes_allowed(spec: Spec, nodes: int) -> Num:
+    """Nodes that a token's experts lie on at most, where its router chooses groups first."""
+    fewest: Num = float("inf")
+    for kind in spec.decoder.kinds:
+        for block in kind.blocks:
+            for branch in block.branches:
+                router = branch.module.router if isinstance(branch.module, Experts) else None
+                if router is None or router.n_expert_group is None or router.top_k_group is None:
+                    continue
+                groups, chosen = router.n_expert_group, router.top_k_group
+                fewest = minimum(fewest, chosen * maximum(1.0, nodes / groups))
+    return fewest
 
 
 @remembered(

@@ -12,7 +12,7 @@ from typing import Any
 from msgspec import Struct
 
 from scantling.arith import Num, product, wide
-from scantling.costs.kernels import grouped_time, stream_time, training_time
+from scantling.costs.kernels import stream_time, training_time
 from scantling.costs.kernels.gemm import gemm_s
 from scantling.costs.kernels.misaligned import misaligned
 from scantling.costs.ranks import Placed
@@ -31,6 +31,9 @@ NARROW = {"fp8", "fp8-block", "mxfp8", "nvfp4"}
 """Recipes whose products in the layers are narrower than 16 bits."""
 NARROW_PARTS = {"attention", "mixer", "ffn", "shared_experts", "experts"}
 """Parts those products are in: attention cores, router and head stay in 16 bits."""
+
+SORTED_BYTES = 4
+"""Bytes that sorting rows of 16-bit elements by expert moves: read 2, write 2."""
 
 
 class Work:
@@ -135,7 +138,8 @@ def _kernels(
         yield from _attention(op, work, recipe, chip, turned=turned)
     elif op.kind == "scan":
         moved = product(op.elements, op.m, op.repeat) * dtype_bytes(work.dtype)
-        once = stream_time(chip, work.dtype, op.flops("unpadded"), moved, 0).value_s
+        rate = "fp32" if chip.rates.fp32 is not None else work.dtype
+        once = stream_time(chip, rate, op.flops("unpadded"), moved, 0).value_s
         yield "scan", once, 2 * once
         yield "kernels", wide(op.times), 2 * wide(op.times)
     elif op.part == "experts" and op.kind == "matmul":
@@ -173,17 +177,29 @@ def _product(op: Op, work: Workload, recipe: Recipe, chip: Chip) -> Iterator[tup
 
 
 def _grouped(op: Op, work: Workload, recipe: Recipe, chip: Chip) -> Iterator[tuple[str, Num, Num]]:
-    """Routed experts: a token's rows are spread evenly over the experts a rank holds."""
+    """Routed experts: as many products as a rank holds experts, in one kernel.
+
+    A token's rows are spread evenly over them. They are sorted by expert before the first product
+    and summed after the last. The grouped kernels of inference engines, which ``grouped_time``
+    knows, are others.
+    """
     narrow = recipe.dtype in NARROW
     dtype = recipe.dtype if narrow else work.dtype
     launched = wide(op.times)
     held: Any = next(t.experts for t in op.tensors if t.experts is not None)
-    rows = product(op.m, op.repeat) / op.times
-    once = grouped_time(chip, dtype, rows, op.n, op.k, held, launched).value_s
+    m = op.m * (op.repeat / op.times) / held
+    forward, inputs, weights = (
+        launched * gemm_s(chip, dtype, rows, n, k, held)[1]
+        for rows, n, k in ((m, op.n, op.k), (m, op.k, op.n), (op.k, op.n, m))
+    )
+    if recipe.adapter is not None:
+        weights = 0.0
+    width: Any = op.k if op.name.endswith("experts_up") else op.n
+    sorted_s = memory_s(chip, product(op.m, op.repeat, width, SORTED_BYTES))
+    yield "light", sorted_s, sorted_s
     if not recipe.sized_experts:
         yield "waits", launched / 2, launched
-    back = 1 if recipe.adapter is not None else 2
-    yield "experts_narrow" if narrow else "experts", once, back * once
+    yield "experts_narrow" if narrow else "experts", forward, inputs + weights
     yield "kernels", launched, 2 * launched
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from scantling.arith import Dim, Num, product
+from scantling.arith import Dim, Num, maximum, product
 from scantling.costs.adapters import adapter_parameters
 from scantling.costs.count import Convention, forward_flops
 from scantling.costs.exposed import Traffic, held, shown, traffic
@@ -139,12 +139,14 @@ def assemble(t: Terms, plan: Plan, recipe: Recipe, c: StepConstants) -> Parts:
         again = forward - one.core.seconds(c, recipe) - 0.5 * one.products.seconds(c, recipe)
     light = c.fused if recipe.fused else c.eager
     layers = forward + light * t.handled_s + one.backward.seconds(c, recipe) + again
+    layers = maximum(layers, launching(t, plan, recipe, c))
     head, embedding = one.head.seconds(c, recipe), one.embedding.seconds(c, recipe)
     if t.mtp_passes:  # each is one more layer and one more output product
         head = head * (1 + t.mtp_passes) + layers * (t.mtp_passes / n_layer)
     tensor = sent.tensor_s + (sent.tensor_again_s if plan.recompute == "full" else 0.0)
     beside = c.exposed_tensor if recipe.overlap else c.serial
-    inside = beside * (sent.context_s + sent.expert_s)
+    routed = c.exposed_expert if recipe.overlap else c.serial
+    inside = beside * sent.context_s + routed * sent.expert_s
     inside = inside + (c.serial if sent.apart else beside) * tensor
     inside = inside + 2 * plan.virtual * beside * sent.pipeline_s
     m = plan.n_micro_batch
@@ -165,6 +167,36 @@ def assemble(t: Terms, plan: Plan, recipe: Recipe, c: StepConstants) -> Parts:
     optimizer = c.optimizer * t.optimizer_s + t.offload_bytes / c.offload_bytes_per_s
     return Parts(busy - communication, m * again / plan.pp, bubble, communication + sharing,
                  optimizer)  # fmt: skip
+
+
+def launching(t: Terms, plan: Plan, recipe: Recipe, c: StepConstants) -> Num:
+    """What the host takes to launch the kernels of a micro-batch, of which chips may run dry."""
+    there, back = t.one.forward.of.get("kernels", 0), t.one.backward.of.get("kernels", 0)
+    again = there if plan.recompute == "full" else 0
+    each = c.launch_fused_s if recipe.fused else c.launch_eager_s
+    return each * (there + back + again)
+
+
+def forward_time(
+    spec: Spec, plan: Plan, recipe: Recipe, context: int, cluster: Cluster
+) -> Estimate:
+    """The forward pass of one micro-batch on one rank, output product and loss included.
+
+    Example:
+        >>> from scantling import catalog
+        >>> from scantling.hardware import cluster
+        >>> t = forward_time(catalog.model("gpt2"), Plan(), Recipe(), 1024, cluster("h100", 1))
+        >>> 1e-3 < t.value_s < 1e-2
+        True
+    """
+    c = cluster.chip.constants.step
+    t = terms(spec, plan, recipe, context, cluster)
+    each = c.launch_fused_s if recipe.fused else c.launch_eager_s
+    layers = maximum(t.one.forward.seconds(c, recipe), each * t.one.forward.of["kernels"])
+    # of head and embedding, forward and backward together, a third and a half
+    value = layers + t.one.head.seconds(c, recipe) / 3 + t.one.embedding.seconds(c, recipe) / 2
+    wide = spread(t, assemble(t, plan, recipe, c), plan, recipe, c)
+    return Estimate(value, value / wide, value * wide)
 
 
 UNPACKED_BYTES = 2 * (0.5 + 2)

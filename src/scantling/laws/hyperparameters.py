@@ -81,7 +81,7 @@ def advice(
 
     Example:
         >>> a = advice(7e9, 2e12, 4e6)
-        >>> a["learning_rate"]["low"] < 3e-4 < a["learning_rate"]["high"], a["steps"]
+        >>> a["learning_rate"]["low"] <= 3e-4 < a["learning_rate"]["high"], a["steps"]
         (True, 500000)
     """
     steps = math.ceil(tokens / batch)

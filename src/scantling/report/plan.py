@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
+from scantling.costs.adapters import adapted
 from scantling.costs.count import parameters
 from scantling.costs.estimate import Estimate
 from scantling.costs.money import POWER_SHARE, Bill
 from scantling.laws.hyperparameters import advice
 from scantling.quantity import Kind, Quantity
+from scantling.search.plan_inverse import limits_of
 from scantling.search.plan_question import Question
 from scantling.search.plans import Plans, Trial, run_bill, verdict
-from scantling.spec.plan import Plan
+from scantling.spec.plan import Adapter, Plan
 
 PARTS = ("weights", "gradients", "optimizer", "activations", "logits", "buffers")
 """What a rank holds, as ``TrainingMemory`` names it."""
@@ -27,10 +31,14 @@ def to_json(found: Plans) -> dict[str, Any]:
     if found.choice is None:
         answer["closest"] = closest_json(found)
     else:
-        assert found.bill is not None
-        answer |= trial_json(found.choice, q) | bill_json(found.bill, q)
+        answer |= trial_json(found.choice, q)
+        if found.bill is not None:  # there is none where a later phase does not fit
+            answer |= bill_json(found.bill, q)
+        if q.method is not None:
+            answer["finetune"] = finetune_json(found)
         answer["hyperparameters"] = hyperparameters(found)
         answer["notes"] = notes(found)
+    answer["limits"] = limits_json(found)
     answer["alternatives"] = [_row(t, q) for t in found.alternatives]
     answer["front"] = [_row(t, q) for t in found.front]
     answer["rejected"] = [
@@ -60,9 +68,7 @@ def question_json(q: Question) -> dict[str, Any]:
         "phases": [{"tokens": p.tokens, "context": p.context} for p in q.phases],
         "recipe": {name: getattr(q.recipe, name) for name in q.recipe.__struct_fields__
                    if name != "adapter"},
-        "adapter": None if q.recipe.adapter is None else {
-            "rank": q.recipe.adapter.rank, "targets": list(q.recipe.adapter.targets),
-            "weights": q.recipe.adapter.weights},
+        "adapter": None if q.recipe.adapter is None else msgspec.to_builtins(q.recipe.adapter),
     }  # fmt: skip
 
 
@@ -139,22 +145,55 @@ def closest_json(found: Plans) -> dict[str, Any] | None:
     }  # fmt: skip
 
 
+def finetune_json(found: Plans) -> dict[str, Any]:
+    """What adapters train, and how long a million tokens take."""
+    q, choice = found.question, found.choice
+    answer: dict[str, Any] = {"method": q.method}
+    if isinstance(q.recipe.adapter, Adapter):
+        a = adapted(q.spec, q.recipe.adapter)
+        answer |= {
+            "trainable_parameters": int(a.parameters),
+            "share": float(a.parameters) / float(parameters(q.spec).total),
+            "modules": list(a.modules), "skipped": list(a.skipped), "notes": list(a.notes),
+        }  # fmt: skip
+    else:
+        answer["trainable_parameters"] = int(parameters(q.spec).total)
+    if choice is not None:
+        per_million = choice.step.step.times(1e6 / choice.step.tokens)
+        answer["seconds_per_million_tokens"] = quantity(per_million, "s", timed(q)).to_json()
+    return answer
+
+
+def limits_json(found: Plans) -> dict[str, Any] | None:
+    """How far the plan, or the one nearest to fitting, can be pushed."""
+    plan = found.choice.plan if found.choice else found.closest[0] if found.closest else None
+    if plan is None:
+        return None
+    limits = limits_of(found.question, plan)
+    return {"longest_context": limits.context, "largest_micro_batch": limits.micro_batch,
+            "why": "this split and recompute, the upper end of the memory's interval"}  # fmt: skip
+
+
 def changes(found: Plans) -> list[str]:
     """What would have to change where nothing fits, the largest part first."""
     if found.closest is None:
         return ["no plan is valid: see the reasons"]
-    p, m = found.closest
+    _, m = found.closest
     q = found.question
     named = {part: float(getattr(m, part)) for part in PARTS}
     hints = {
-        "weights": "more chips, or --finetune qlora for fine-tuning",
-        "gradients": "more chips, or --zero 2 or 3 where they are fixed lower",
+        "weights": "more chips",
+        "gradients": "more chips",
         "optimizer": "more chips, --optimizer adamw8bit, or --offload",
         "activations": f"a shorter --context than {q.context:,}, or more chips",
-        "logits": "--chunked-loss",
-        "buffers": "a lower --zero, or more chips",
+        "logits": f"--chunked-loss, or a shorter --context than {q.context:,}",
+        "buffers": "more chips",
     }
-    if q.recipe.adapter is None and p.n_gpu == 1:
+    if q.recipe.adapter is not None:
+        hints["weights"] = "more chips or a smaller model"
+        if not q.recipe.adapter.packed:
+            hints["weights"] = "--finetune qlora, or more chips"
+    if q.method == "full":
         hints["gradients"] = hints["optimizer"] = "--finetune lora or qlora, or more chips"
     large = sorted(named, key=lambda part: -named[part])[:2]
     return [f"{part}: {hints[part]}" for part in large]
@@ -185,6 +224,8 @@ def notes(found: Plans) -> list[str]:
         each = -(-int(q.spec.n_layer) // choice.plan.pp)
         told.append(f"{int(q.spec.n_layer)} layers do not divide by PP {choice.plan.pp}: the "
                     f"fullest stage has {each}")  # fmt: skip
+    if q.recipe.adapter is not None:
+        told.append("MFU counts as if every weight were trained")
     if q.chip.datasheet_only:
         told.append(f"no measurement of {q.chip.key} stands behind its efficiency")
     return told

@@ -42,7 +42,7 @@ def save_plans(found: Plans, path: Path) -> Path:
     left.set_xlabel("seconds a step")
     left.set_ylabel("GiB on the most loaded GPU")
     left.set_ylim(bottom=0)
-    left.legend(fontsize=7, loc="lower center")
+    left.legend(fontsize=7, loc="best")
     shown = (chosen, *found.alternatives[:7])
     names = [f"{i}  {_short(t.plan)}" for i, t in enumerate(shown)]
     start = [0.0] * len(shown)
@@ -52,7 +52,7 @@ def save_plans(found: Plans, path: Path) -> Path:
         start = [a + b for a, b in zip(start, values, strict=True)]
     right.invert_yaxis()
     right.set_xlabel("seconds a step")
-    right.legend(fontsize=7, loc="lower right")
+    right.legend(fontsize=7, loc="upper center", bbox_to_anchor=(0.5, 1.09), ncols=4, frameon=False)
     for axes in (left, right):
         axes.grid(alpha=0.25)
         axes.spines[["top", "right"]].set_visible(False)
@@ -72,8 +72,10 @@ def save_varied(field: str, rows: list[Row], path: Path) -> Path:
     """A varied number against step, MFU, days and memory, with their intervals."""
     figure = need_matplotlib()(figsize=(11, 2.9), layout="constrained")
     panels = figure.subplots(1, 4)
-    kept = [(r.value, r.plans.choice, r.plans.bill) for r in rows
-            if r.plans is not None and r.plans.choice is not None and r.plans.bill is not None]  # fmt: skip
+    answers = [(r.value, r.plans) for r in rows if r.plans is not None]
+    kept = [
+        (v, p.choice, p.bill) for v, p in answers if p.choice is not None and p.bill is not None
+    ]
     values = [v for v, _, _ in kept]
     series = {
         "seconds a step": [t.step.step for _, t, _ in kept],

@@ -2,23 +2,38 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 from rich.markup import escape
 
 from scantling.costs.count import parameters
 from scantling.costs.estimate import Estimate
-from scantling.report.plan import PARTS, changes, hyperparameters, notes, speed
+from scantling.report.plan import (
+    PARTS,
+    changes,
+    finetune_json,
+    hyperparameters,
+    limits_json,
+    notes,
+    speed,
+)
 from scantling.report.text import show_table, table
 from scantling.search.plan_question import Question
+from scantling.search.plan_space import Rejected
 from scantling.search.plans import Plans, Trial, run_bill, verdict
-from scantling.spec.plan import Plan
+from scantling.spec.plan import Adapter, Plan
 from scantling.units import bytes_text, count_text, seconds_text
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 GIB = 2**30
+AGAIN = {
+    "none": "no recompute", "selective": "recompute of attention",
+    "products": "recompute of all but attention and every other product",
+    "full": "full recompute",
+}  # fmt: skip
 REASONS = 8
 """Reasons printed; the rest are counted."""
 
@@ -35,14 +50,16 @@ def print_plan(out: Console, found: Plans, rows: int = 8) -> None:
     for i, phase in enumerate(found.phases):
         _print_phase(out, i, phase)
     _print_run(out, found)
+    if q.method is not None:
+        _print_finetune(out, found)
     if found.alternatives:
         out.print("[bold]Other splits[/bold], the fastest plan of each:")
         show_table(out, _trials_table((found.choice, *found.alternatives[: rows - 1]), q))
+    _print_limits(out, found)
     if len(found.front) > 1:
         out.print("[bold]Less memory for more time[/bold], plans that no other beats in both:")
         show_table(out, _trials_table(_spread(found.front, rows), q))
-    if q.method is None or q.method != "none":
-        _print_advice(out, found)
+    _print_advice(out, found)
     _print_search(out, found)
     for note in notes(found):
         out.print(f"note: {note}", style="dim", markup=False)
@@ -65,7 +82,7 @@ def plan_words(p: Plan) -> str:
         parts.append(f"ZeRO-{p.zero}")
     parts.append(f"micro-batch {p.micro_batch} × {p.n_micro_batch}")
     layers = "" if p.recompute_layers is None else f" of {p.recompute_layers} layers a stage"
-    parts.append("no recompute" if p.recompute == "none" else f"{p.recompute} recompute{layers}")
+    parts.append(AGAIN[p.recompute] + layers)
     return " · ".join(parts)
 
 
@@ -78,15 +95,23 @@ def _print_question(out: Console, q: Question) -> None:
     where = f"{n:,} × {q.chip.key}"
     if n > each:
         net = q.cluster.network.bytes_per_s * 8 / 1e9
-        over = "" if q.cluster.oversubscription == 1 else f", oversubscribed {q.cluster.oversubscription:g}:1"
-        where += f" ({n // each:,} nodes of {each}, {net:.0f} Gb/s each between them{over}: assumed)"
+        over = (
+            ""
+            if q.cluster.oversubscription == 1
+            else f", oversubscribed {q.cluster.oversubscription:g}:1"
+        )
+        where += (
+            f" ({n // each:,} nodes of {each}, {net:.0f} Gb/s each between them{over}: assumed)"
+        )
     out.print(f"[bold]{escape(q.name)}[/bold] ({size}) on {where}")
     r = q.recipe
     method = f", {q.method} fine-tuning" if q.method else ""
-    if r.adapter is not None:
+    if isinstance(r.adapter, Adapter):
         targets = ", ".join(r.adapter.targets) or "all linear layers"
         method += f" (rank {r.adapter.rank} on {targets}, base in {r.adapter.weights})"
-    phases = ", then ".join(f"{count_text(p.tokens)} tokens at {p.context:,}" for p in q.phases)
+    phases = ", then ".join(
+        f"{count_text(p.tokens)} tokens at context {p.context:,}" for p in q.phases
+    )
     out.print(
         f"  {phases}; batch {q.batch:,} sequences = {count_text(q.batch * q.context)} tokens; "
         f"{r.dtype}, {r.optimizer}{method}", markup=False,
@@ -147,8 +172,8 @@ def _print_run(out: Console, found: Plans) -> None:
     q, b = found.question, found.bill
     if b is None:
         return
-    parts = [f"{seconds_text(float(b.ideal_s.value_s))} ideal ({seconds_text(float(b.ideal_s.low_s))} to "
-             f"{seconds_text(float(b.ideal_s.high_s))})"]  # fmt: skip
+    low, high = (seconds_text(float(v)) for v in (b.ideal_s.low_s, b.ideal_s.high_s))
+    parts = [f"{seconds_text(float(b.ideal_s.value_s))} ideal ({low} to {high})"]
     if q.goodput is not None:
         parts.append(f"{seconds_text(float(b.calendar_s.value_s))} on the calendar at goodput "
                      f"{q.goodput:g}")  # fmt: skip
@@ -160,11 +185,39 @@ def _print_run(out: Console, found: Plans) -> None:
     out.print(f"  run     {'; '.join(parts)}", markup=False)
 
 
+def _print_finetune(out: Console, found: Plans) -> None:
+    told = finetune_json(found)
+    n = told["trainable_parameters"]
+    line = f"{count_text(n)} trainable parameters"
+    if "share" in told:
+        line += f", {told['share']:.2%} of the model, on {', '.join(told['modules'])}"
+    out.print(f"  tunes   {line}", markup=False)
+    if told.get("skipped"):
+        out.print(f"          not on {', '.join(told['skipped'])}", markup=False)
+    if "seconds_per_million_tokens" in told:
+        s = told["seconds_per_million_tokens"]
+        low, high = seconds_text(s["low"]), seconds_text(s["high"])
+        out.print(f"  1 M tokens take {seconds_text(s['value'])} ({low} to {high})", markup=False)
+
+
+def _print_limits(out: Console, found: Plans) -> None:
+    told = limits_json(found)
+    if told is None:
+        return
+    context, batch = told["longest_context"], told["largest_micro_batch"]
+    if context is None and batch is None:
+        return
+    longest = "none" if context is None else f"{context:,} tokens"
+    largest = "none" if batch is None else f"{batch:,} sequences of {found.question.context:,}"
+    out.print(f"  this split surely holds a context of at most {longest}, or a micro-batch of at "
+              f"most {largest}", markup=False)  # fmt: skip
+
+
 def _trials_table(trials: tuple[Trial, ...], q: Question) -> Any:
     columns = [
         ("TP", "right"), ("PP", "right"), ("DP", "right"), ("CP", "right"), ("EP", "right"),
         ("ZeRO", "right"), ("chunks", "right"), ("micro", "right"), ("recompute", "left"),
-        ("memory", "right"), ("step", "right"), ("MFU", "right"), ("days", "right"),
+        ("memory", "right"), ("step", "right"), ("MFU", "right"), ("run", "right"),
         ("comm", "right"), ("bubble", "right"),
     ]  # fmt: skip
     if q.price is not None:
@@ -179,7 +232,7 @@ def _trials_table(trials: tuple[Trial, ...], q: Question) -> Any:
             str(p.tp), str(p.pp), str(p.dp), str(p.cp), str(p.ep), str(p.zero), str(p.virtual),
             f"{p.micro_batch}×{p.n_micro_batch}", p.recompute,
             f"{float(t.memory.total) / GIB:.1f}{flag} GiB", seconds_text(value),
-            percent(float(s.mfu.value_s)), number(float(b.days.value_s)),
+            percent(float(s.mfu.value_s)), seconds_text(float(b.ideal_s.value_s)),
             f"{float(s.communication_s) / value:.0%}", f"{float(s.bubble_s) / value:.0%}",
         ]  # fmt: skip
         if b.cost is not None:
@@ -212,6 +265,7 @@ def _print_nothing(out: Console, found: Plans) -> None:
     for part in PARTS:
         if float(getattr(m, part)) > 0:
             out.print(f"  {part:<12}{bytes_text(float(getattr(m, part))):>10}", markup=False)
+    _print_limits(out, found)
     out.print("What would have to change:")
     for line in changes(found):
         out.print(f"  {line}", markup=False)
@@ -238,12 +292,22 @@ def _print_search(out: Console, found: Plans) -> None:
         f"[dim]{c.considered:,} plans in {found.seconds:.1f} s: {c.invalid:,} invalid, "
         f"{c.too_large:,} too large, {c.slower:,} slower for certain, {c.timed:,} timed[/dim]"
     )
-    for r in found.rejected[:REASONS]:
-        out.print(f"  {r.count:>9,}  {r.reason}", style="dim", markup=False)
-    if len(found.rejected) > REASONS:
-        rest = sum(r.count for r in found.rejected[REASONS:])
-        out.print(f"  {rest:>9,}  for {len(found.rejected) - REASONS} other reasons (--json)",
-                  style="dim", markup=False)  # fmt: skip
+    alike = _alike(found)
+    for reason, count, others in alike[:REASONS]:
+        more = f" (and {others} like it)" if others else ""
+        out.print(f"  {count:>9,}  {reason}{more}", style="dim", markup=False)
+    if len(alike) > REASONS:
+        rest = sum(count for _, count, _ in alike[REASONS:])
+        out.print(f"  {rest:>9,}  other reasons (--json)", style="dim", markup=False)
+
+
+def _alike(found: Plans) -> list[tuple[str, int, int]]:
+    """Reasons that differ in numbers alone as one: the most frequent, plans, how many others."""
+    kinds: dict[str, list[Rejected]] = {}
+    for r in found.rejected:
+        kinds.setdefault(re.sub(r"\d+", "#", r.reason), []).append(r)
+    rows = [(rs[0].reason, sum(r.count for r in rs), len(rs) - 1) for rs in kinds.values()]
+    return sorted(rows, key=lambda row: -row[1])
 
 
 def percent(value: float) -> str:

@@ -331,8 +331,11 @@ def counted_json(p: Parameters) -> dict[str, Any]:
 def days_quantity(train: Estimate, b: Budget) -> Quantity:
     """Training days with their interval and reasons."""
     why = (
-        f"operators on {b.chip} × {b.n_gpu}, bf16 kernels by roofline × step factor",
-        "5 to 95 % of public training rows; even split, no memory limit (time.toml)",
+        f"operators on {b.chip} × {b.n_gpu}, {b.dtype}: kernels × what a step takes over them",
+        (
+            "90 %, by what each part was off by in public runs; FSDP, no memory limit "
+            "(constants/step.toml)"
+        ),
     )
     return Quantity(
         value=float(train.value_s) / DAY_S,
@@ -348,7 +351,7 @@ def decode_quantity(decode: Estimate, b: Budget) -> Quantity:
     """Seconds per output token with their interval and reasons."""
     why = (
         f"{b.tp} × {b.chip}, batch {b.serve_batch}, context {b.serve_context}, {b.dtype} weights",
-        "kernels by roofline × step factor of public serving rows (time.toml)",
+        "kernels × factor of public serving rows (constants/step.toml)",
     )
     return Quantity(value=float(decode.value_s), low=float(decode.low_s),
                     high=float(decode.high_s), unit="s", kind="fitted", why=why)  # fmt: skip

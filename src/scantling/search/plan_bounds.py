@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from scantling.costs.activations import kept
@@ -11,7 +12,7 @@ from scantling.costs.adapters import packed_bytes
 from scantling.costs.buffers import constants
 from scantling.costs.count import parameters
 from scantling.costs.exposed import context_group, expert_group, sharing, tensor_group
-from scantling.costs.passes import one_pass, rotary
+from scantling.costs.passes import NARROW, Work, one_pass, rotary
 from scantling.costs.ranks import Placed, placed_operators
 from scantling.ops import tensors
 from scantling.search.plan_question import Question
@@ -20,9 +21,27 @@ from scantling.spec import dtype_bytes
 from scantling.spec.plan import Plan
 
 LARGE_TOKENS = 2**19
-"""Tokens of the micro-batch whose kernels are the most efficient there are."""
+"""Tokens on a rank of the micro-batch whose kernels are the most efficient there are."""
 MARGIN = 0.95
 """Of their time: a shape may meet a chip's tiles better than the large one does."""
+
+
+FIXED = ("kernels", "waits")
+"""Kinds of work that take as long for any micro-batch."""
+EXPERTS = ("experts", "experts_narrow")
+
+
+class Kernels(Struct, frozen=True):
+    """Seconds of a micro-batch at least, by mode of recompute."""
+
+    token: dict[str, float]
+    """For each token of the micro-batch."""
+    fixed: dict[str, float]
+    """For the micro-batch, whatever its size."""
+    experts: dict[str, float]
+    """Of products with experts, for each token."""
+    sent: float
+    """That TP and CP send and nothing hides, for each token."""
 
 
 class Bounds:
@@ -34,13 +53,15 @@ class Bounds:
                      ZeRO does not share, and the shared part over all ranks that share it
         activations  what the layer that keeps least keeps of a sequence × b × L / pp ×
                      Σ min(k, m) / pp, over k = 1 … pp: earlier stages have more in flight and no
-                     fewer layers
+                     fewer layers; and what the backward pass of a layer holds besides
 
-    A step (``costs.train.assemble``) is at least, for a large micro-batch of so many tokens, whose
-    kernels and messages are the most efficient ones, with t seconds a token of kernels at this TP
-    and CP, and c of communication that is never hidden:
+    A step (``costs.train.assemble``) is at least, with t seconds a token of kernels at this TP
+    and CP and c of communication that is never hidden, both of a large micro-batch, whose kernels
+    and messages are the most efficient ones, g of gaps between kernels, and e of experts, which
+    are at least read:
 
-        step     (t + c) × b × S / pp × (m + (pp − 1) / virtual) + shared × (m with ZeRO 2 or 3)
+        pass     ((t + c) × b × S + g + max(e × b × S, weights of the experts / bandwidth)) / pp
+        step     pass × (m + (pp − 1) / virtual) + shared × (m with ZeRO 2 or 3)
 
     where ``shared`` is the least that gathering weights and summing gradients adds once.
 
@@ -52,7 +73,7 @@ class Bounds:
         self.q = q
         counted = parameters(q.spec)
         weights = [t for t in tensors(q.spec) if t.experts is not None and t.alias is None]
-        self.routed = float(sum(t.size() for t in weights))  # type: ignore[arg-type]
+        self.routed = float(sum(t.size() for t in weights))
         self.dense = float(counted.total) - self.routed
         r = q.recipe
         self.weights = dtype_bytes(r.weights)
@@ -63,38 +84,64 @@ class Bounds:
             self.gradients = self.states = 0.0
         c = q.chip.constants.step
         self.beside = c.exposed_tensor if r.overlap else c.serial
-        self.kept: dict[tuple[int, int, int | None], dict[str, float]] = {}
-        self.layers: dict[tuple[int, int], dict[str, float]] = {}
+        self.routed_beside = c.exposed_expert if r.overlap else c.serial
+        self.kept: dict[tuple[int, int, int | None], dict[str, tuple[float, float]]] = {}
+        self.layers: dict[tuple[int, int, int | None], Kernels] = {}
         self.experts: dict[tuple[int, int, int | None], float] = {}
 
-    def _layers(self, tp: int, cp: int) -> dict[str, float]:
-        """Seconds a token of a rank: kernels by mode of recompute, and what TP and CP send."""
-        key = tp, cp
+    def _layers(self, tp: int, cp: int, expert_tp: int | None) -> Kernels:
+        """What one micro-batch takes at least, but for what goes to experts elsewhere."""
+        key = tp, cp, expert_tp
         if key not in self.layers:
             q, c = self.q, self.q.chip.constants.step
-            batch = max(1, LARGE_TOKENS // q.context)
-            alone = Plan(tp=tp, cp=cp, dp=q.cluster.n_gpu // tp // cp, micro_batch=batch,
-                         sequence_parallel=tp > 1)  # fmt: skip
+            batch = max(1, LARGE_TOKENS * cp // q.context)
+            alone = Plan(tp=tp, cp=cp, dp=q.cluster.n_gpu // tp // cp, expert_tp=expert_tp,
+                         micro_batch=batch, sequence_parallel=tp > 1)  # fmt: skip
             placed = placed_operators(q.spec, alone, q.context)
             one = one_pass(placed, alone, q.recipe, q.chip, turned=rotary(q.spec))
-            forward = float(one.forward.seconds(c, q.recipe))
-            once = sum(
-                float(work.seconds(c, q.recipe)) for work in (one.backward, one.head, one.embedding)
-            )
-            if q.recipe.adapter is not None:  # frozen weights get no gradients
-                once = once / 2
-            again = {"full": forward, "selective": float(one.core.seconds(c, q.recipe))}
             hidden = int(q.spec.d_model) * batch * q.context / cp * dtype_bytes("bf16")
-            sent = tensor_group(placed, hidden, alone, q.cluster)[0]
+            sent = float(tensor_group(placed, hidden, alone, q.cluster)[0]) * self.beside
             if tp > q.cluster.node.n_gpu:
                 sent = sent * c.serial / self.beside
-            sent = sent + context_group(placed, alone, q.cluster, q.context)
+            sent = sent + float(context_group(placed, alone, q.cluster, q.context)) * self.beside
             each = MARGIN / (batch * q.context)
-            found = {mode: (forward + once + again.get(mode, 0.0)) * each
-                     for mode in ("none", "selective", "products", "full")}  # fmt: skip
-            found["sent"] = float(sent) * each * self.beside
-            self.layers[key] = found
+            frozen = q.recipe.adapter is not None  # frozen weights get no gradients
+            back = 0.5 if frozen else 1.0
+            forward, core, products = map(self._parts, (one.forward, one.core, one.products))
+            rest = [self._parts(w) for w in (one.backward, one.head, one.embedding)]
+            once = [f + back * sum(part[i] for part in rest) for i, f in enumerate(forward)]
+            nothing = (0.0, 0.0, 0.0)
+            again = {
+                "none": nothing, "selective": core, "full": forward,
+                "products": [
+                    f - c - p / 2 for f, c, p in zip(forward, core, products, strict=True)
+                ],
+            }  # fmt: skip
+            self.layers[key] = Kernels(
+                token={mode: (once[0] + more[0]) * each for mode, more in again.items()},
+                fixed={mode: once[1] + more[1] for mode, more in again.items()},
+                experts={mode: (once[2] + more[2]) * each for mode, more in again.items()},
+                sent=sent * each,
+            )
         return self.layers[key]
+
+    def _parts(self, work: Work) -> tuple[float, float, float]:
+        """Seconds of a pass that grow with tokens, that do not, and those of experts."""
+        taken = work.taken(self.q.chip.constants.step, self.q.recipe)
+        fixed = sum(float(taken.get(kind, 0.0)) for kind in FIXED)
+        experts = sum(float(taken.get(kind, 0.0)) for kind in EXPERTS)
+        return sum(float(v) for v in taken.values()) - fixed - experts, fixed, experts
+
+    def _read(self, s: Split, mode: str) -> float:
+        """Seconds a micro-batch takes to read the weights of its experts, in every pass."""
+        q, c = self.q, self.q.chip.constants.step
+        expert_tp = s.tp if s.expert_tp is None else s.expert_tp
+        narrow = q.recipe.dtype in NARROW
+        size = (0.5 if q.recipe.dtype == "nvfp4" else 1.0) if narrow else 2.0
+        factor = c.experts * (c.matmul_at(q.recipe.dtype) if narrow else c.matmul)
+        passes = (2 if q.recipe.adapter is not None else 3) + (mode == "full")
+        held = self.routed / (s.ep * expert_tp)
+        return float(passes * factor * held * size / q.chip.memory_bytes_per_s)
 
     def _experts(self, tp: int, ep: int, expert_tp: int | None) -> float:
         """Seconds a token to the experts and back."""
@@ -105,8 +152,8 @@ class Bounds:
             alone = Plan(tp=tp, ep=ep, expert_tp=expert_tp, dp=q.cluster.n_gpu // tp,
                          micro_batch=batch, sequence_parallel=tp > 1)  # fmt: skip
             placed = placed_operators(q.spec, alone, q.context)
-            sent = expert_group(placed, alone, q.cluster)
-            self.experts[key] = float(sent) * self.beside * MARGIN / (batch * q.context)
+            sent = expert_group(placed, q.spec, alone, q.cluster)
+            self.experts[key] = float(sent) * self.routed_beside * MARGIN / (batch * q.context)
         return self.experts[key]
 
     def _shared(self, s: Split, zero: int) -> float:
@@ -124,8 +171,11 @@ class Bounds:
         there = (2 if zero == 3 else 1 if zero else 0) * gather + reduced
         return float(there) * (c.exposed if q.recipe.overlap else c.serial)
 
-    def _layer_bytes(self, s: Split) -> dict[str, float]:
-        """What one sequence leaves in the layer that keeps least, by mode of recompute."""
+    def _layer_bytes(self, s: Split) -> dict[str, tuple[float, float]]:
+        """What one sequence leaves in a layer, and what its backward pass holds, by recompute.
+
+        Of the layer that keeps least, and of the one that holds least.
+        """
         key = s.tp, s.cp, s.expert_tp
         if key not in self.kept:
             q = self.q
@@ -136,14 +186,18 @@ class Bounds:
             for p in placed:
                 if p.layer:
                     kinds.setdefault(p.layer, []).append(p)
-            self.kept[key] = {
-                mode: min(
-                    float(kept(tuple(ops), q.spec.d_model, replace(whole, recompute=mode),
-                               q.recipe, rows).layers / ops[0].op.times)
-                    for ops in kinds.values()
-                )
-                for mode in recomputes(q)
-            }  # fmt: skip
+            found = {}
+            for mode in recomputes(q):
+                plan = replace(whole, recompute=mode)
+                each = [(kept(tuple(ops), q.spec.d_model, plan, q.recipe, rows), ops[0].op.times)
+                        for ops in kinds.values()]  # fmt: skip
+                again = mode in {"full", "products"}
+                found[mode] = (
+                    min(float(left.layers / n) for left, n in each),
+                    min(float(left.temporary + (left.one_layer if again else 0))
+                        for left, _ in each),
+                )  # fmt: skip
+            self.kept[key] = found
         return self.kept[key]
 
     def least_bytes(
@@ -163,7 +217,10 @@ class Bounds:
         n, m = s.pp, np.minimum(n_micro_batch, s.pp)
         flying = (m * (m + 1) / 2 + (n - m) * m) / n
         waiting = micro_batch * flying * (int(q.spec.n_layer) / n)
-        return {mode: states + size * waiting for mode, size in self._layer_bytes(s).items()}
+        return {
+            mode: states + size * waiting + beside * micro_batch
+            for mode, (size, beside) in self._layer_bytes(s).items()
+        }
 
     def surely(self, least: Any) -> Any:
         """What a chip must have so that as many bytes of tensors surely fit."""
@@ -180,12 +237,22 @@ class Bounds:
             + self.states / (ranks if zero >= 1 else 1)
         )
 
-    def least_seconds(self, s: Split, zero: int, micro_batch: Any, n_micro_batch: Any) -> Any:
+    def least_seconds(
+        self, s: Split, zero: int, micro_batch: Any, n_micro_batch: Any
+    ) -> dict[str, Any]:
         """The bound of the step by mode of recompute, on arrays of micro-batches."""
-        k = self._layers(s.tp, s.cp)
-        sent = k["sent"] + (self._experts(s.tp, s.ep, s.expert_tp) if s.ep > 1 else 0.0)
+        import numpy as np
+
+        k = self._layers(s.tp, s.cp, s.expert_tp)
+        sent = k.sent + (self._experts(s.tp, s.ep, s.expert_tp) / s.cp if s.ep > 1 else 0.0)
         shared = self._shared(s, zero)
-        share = micro_batch * self.q.context / s.pp
+        tokens = micro_batch * self.q.context
         passes = n_micro_batch + (s.pp - 1) / s.virtual
         once = shared * n_micro_batch if zero >= 2 else shared
-        return {mode: (k[mode] + sent) * share * passes + once for mode in recomputes(self.q)}
+        found = {}
+        for mode in recomputes(self.q):
+            one = (k.token[mode] + sent) * tokens + k.fixed[mode]
+            if self.routed:
+                one = one + np.maximum(k.experts[mode] * tokens, self._read(s, mode))
+            found[mode] = one / s.pp * passes + once
+        return found

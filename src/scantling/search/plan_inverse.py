@@ -21,6 +21,7 @@ from scantling.search.plan_question import Question
 from scantling.search.plan_space import Tally, plan_of, problem, recomputes, splits, zeros
 from scantling.search.plans import Plans, Progress, answer, verdict
 from scantling.spec import Spec, check, divisors, has, vary
+from scantling.spec.plan import Plan
 from scantling.units import count_text
 
 SOLVE = ("batch", "context", "gpus", "model")
@@ -92,6 +93,49 @@ def solve(
             raise FieldError("gpus", None, "is what is asked", "leave it out")
         return _fewest_chips(ask, days, progress)
     return (_longest_context if asked == "context" else _largest_batch)(ask, progress)
+
+
+class Limits(Struct, frozen=True):
+    """How far a plan can be pushed on the same chips; None where even the least does not fit."""
+
+    context: int | None
+    """The longest sequence at the plan's micro-batch, tokens."""
+    micro_batch: int | None
+    """The largest micro-batch at the context asked for."""
+
+
+def limits_of(q: Question, p: Plan) -> Limits:
+    """The longest context and the largest micro-batch of one plan, everything else as it is.
+
+    Example:
+        >>> from scantling.search.plan_question import question
+        >>> q = question("llama-3.1-8b", gpu="h100-sxm", finetune="qlora")
+        >>> found = limits_of(q, Plan())
+        >>> found.context > 2048, found.micro_batch > 1
+        (True, True)
+    """
+    step = 64 * 2 * p.cp * p.tp if p.cp > 1 else 64 * p.tp
+
+    def fits(plan: Plan, context: int) -> bool:
+        return verdict(training_memory(q.spec, plan, q.recipe, context), q) == "fits"
+
+    n_most = LONGEST // step
+    context = _largest(lambda n: fits(p, n * step), n_most)
+    batch = _largest(lambda n: fits(replace(p, micro_batch=n), q.context), 2**16)
+    return Limits(None if context is None else context * step, batch)
+
+
+def _largest(good: Callable[[int], bool], most: int) -> int | None:
+    """The largest number from 1 on that is good, where all below it are."""
+    if not good(1):
+        return None
+    low, high = 1, 2
+    while high <= most and good(high):
+        low, high = high, high * 2
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if middle <= most and good(middle) else (low, middle)
+    return low
 
 
 def holds(q: Question) -> bool:
@@ -179,7 +223,7 @@ def _largest_batch(ask: Ask, progress: Progress | None) -> Solution:
 
 
 def chip_counts(per_node: int) -> Iterable[int]:
-    """Numbers of chips worth trying: parts of a node, then nodes by 1, 2, 3, 4, 6, 8, 12, …
+    """Numbers of chips worth trying: parts of a node, then 2, 3, 4, 6, 8, 12 nodes and on.
 
     Example:
         >>> [n for n in chip_counts(8) if n <= 64]
@@ -213,8 +257,8 @@ def _fewest_chips(ask: Ask, days: float | None, progress: Progress | None) -> So
         plans = answer(q, progress)
         assert plans.bill is not None
         taken = plans.bill.calendar_days
-        tried.append(Tried(n, f"{n:,} GPUs: {float(taken.value_s):.3g} days "
-                              f"({float(taken.low_s):.3g} to {float(taken.high_s):.3g})"))  # fmt: skip
+        low, value, high = (float(v) for v in (taken.low_s, taken.value_s, taken.high_s))
+        tried.append(Tried(n, f"{n:,} GPUs: {value:.3g} days ({low:.3g} to {high:.3g})"))
         if float(taken.high_s) <= days and plans.fits:
             note = f"the upper end of the interval is within {days:g} calendar days"
             return Solution(asked="gpus", value=n, unit="GPUs", plans=plans, tried=tuple(tried),

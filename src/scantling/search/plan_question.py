@@ -17,7 +17,7 @@ from scantling.costs.count import CONVENTIONS, Convention, parameters
 from scantling.errors import FieldError, UnknownNameError
 from scantling.hardware import Chip, Cluster, cluster
 from scantling.laws.hyperparameters import batch_tokens, tuning_batch
-from scantling.spec import Spec, has
+from scantling.spec import Spec, dimensions, has
 from scantling.spec.plan import Adapter, Recipe
 from scantling.units import count_text, parse_context, parse_count
 
@@ -25,7 +25,9 @@ AXES = ("tp", "pp", "dp", "cp", "ep", "expert_tp", "virtual", "zero", "shard", "
         "recompute")  # fmt: skip
 """What a plan is searched over; each can be fixed to one value."""
 
-RECOMPUTE = ("none", "selective", "full")
+RECOMPUTE = ("none", "selective", "products", "full")
+"""What may be computed again in the backward pass: nothing, the inside of attention, all but
+attention and every other product, whole layers."""
 FINETUNE = ("full", "lora", "qlora")
 
 DTYPES: dict[str, dict[str, Any]] = {
@@ -43,6 +45,8 @@ NEEDS_BLOCK_SCALES = {"mxfp8", "nvfp4"}
 """Recipes that want tensor cores with a scale a block: the chips that have an FP4 rate."""
 
 TOKENS_PER_PARAMETER = 20
+CONTEXT, TUNING_CONTEXT = 8192, 2048
+"""Tokens of a sequence where none are given, in pre-training and in fine-tuning: assumed."""
 GPUS_PER_NODE = 8
 
 
@@ -180,6 +184,11 @@ def question(
     if price is not None and not 0 < price < 1e6:
         raise FieldError("price", price, "must be above zero")
     rounds = _phases(one.spec, phases, tokens, context, assumed, fine=method is not None)
+    rows = dimensions(one.spec).get("rows")
+    for phase in rounds:
+        if rows is not None and phase.context > int(rows):
+            rule = f"is more than the {int(rows):,} positions the model has learned"
+            raise FieldError("context", phase.context, rule, "give a shorter one")
     size = _batch(batch, rounds, n, assumed, fine=method is not None)
     return Question(
         name=one.name, spec=one.spec, cluster=where, recipe=recipe, phases=rounds,
@@ -222,7 +231,8 @@ def _phases(
         return tuple(_phase(text) for text in phases.split(","))
     length = None if context is None else parse_context(context, "context")
     if length is None:
-        length = min(8192, int(spec.max_context or 8192))
+        usual = TUNING_CONTEXT if fine else CONTEXT
+        length = min(usual, int(spec.max_context or usual))
         assumed.append(f"context: {length:,}")
     count = None if tokens is None else _count("tokens", tokens)
     if count is None and fine:

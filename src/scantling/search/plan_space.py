@@ -128,8 +128,15 @@ def zeros(q: Question, ranks: int) -> tuple[int, ...]:
 
 
 def recomputes(q: Question) -> tuple[str, ...]:
-    """What may be computed again, least memory first."""
-    return (q.fixed["recompute"],) if "recompute" in q.fixed else tuple(reversed(RECOMPUTE))
+    """What may be computed again, whole layers first.
+
+    Fused attention never keeps its scores, so computing them again saves nothing: selective
+    recompute is then no recompute with more work, and left out unless it is asked for.
+    """
+    if "recompute" in q.fixed:
+        return (q.fixed["recompute"],)
+    fused = q.recipe.attention != "unfused"
+    return tuple(m for m in reversed(RECOMPUTE) if not (fused and m == "selective"))
 
 
 def micro_batches(q: Question, sequences: int) -> tuple[int, ...]:

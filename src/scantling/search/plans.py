@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from msgspec import Struct
 
@@ -26,6 +26,10 @@ from scantling.search.plan_space import (
     zeros,
 )
 from scantling.spec.plan import Plan
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 Verdict = Literal["fits", "fits only if", "does not fit"]
 Progress = Callable[[int, int], None]
@@ -184,7 +188,8 @@ def _one_phase(q: Question, progress: Progress | None) -> Plans:
     ), counts  # fmt: skip
     return Plans(
         question=q, choice=choice, front=front(pool), alternatives=_alternatives(pool, choice),
-        closest=least_memory(q, found) if choice is None else None, rejected=tally.rejected(), counts=counts,
+        closest=least_memory(q, found) if choice is None else None,
+        rejected=tally.rejected(), counts=counts,
         seconds=time.perf_counter() - began,
         bill=None if choice is None else run_bill(q, choice, q.phases[0]),
     )  # fmt: skip
@@ -270,59 +275,76 @@ def search(q: Question, found: list[Group], held: Held, progress: Progress | Non
     plan is too large, so are those of its group with a larger micro-batch, and where the plan
     computes all again, those that compute less again.
     """
+    modes = recomputes(q)
+    table = _bounded(q, found, held)
+    unfit: dict[tuple[int, int], int] = {}
+    n_rows = table.shape[1]
+    for n_done, (floor, least, i, mode, k) in enumerate(table.T.tolist()):
+        if progress is not None and n_done % 256 == 0:
+            progress(n_done, n_rows)
+        if held.over(floor):
+            held.slower += n_rows - n_done
+            break
+        g, mark = found[int(i)], (int(i), int(mode))
+        uncertain = held.stairs and least > q.chip.usable_bytes
+        if uncertain or k >= unfit.get(mark, len(g.batches)):
+            held.too_large += 1
+        elif held.unwanted(g.split, floor, least):
+            held.slower += 1
+        else:
+            one = plan_of(q, g.split, g.zero, modes[mark[1]], g.batches[int(k)])
+            if not _computed(q, g, one, floor, held):
+                first = _first_unfit(q, g, one.recompute, int(k))
+                for other in range(len(modes)) if one.recompute == "full" else (mark[1],):
+                    known = unfit.get((int(i), other), len(g.batches))
+                    unfit[int(i), other] = min(known, first)
+
+
+def _bounded(q: Question, found: list[Group], held: Held) -> NDArray[np.float64]:
+    """A column a plan, by rising bound of time: seconds, bytes, group, mode, micro-batch."""
     import numpy as np
 
     bounds, modes = Bounds(q), recomputes(q)
-    rows: list[Any] = []
+    rows: list[NDArray[np.float64]] = [np.zeros((5, 0))]
     for i, g in enumerate(found):
         batches = np.array(g.batches, dtype=np.float64)
         counts = q.batch / g.split.dp / batches
         least = bounds.least_bytes(g.split, g.zero, batches, counts)
+        fit = {mode: least[mode] <= q.chip.usable_bytes for mode in modes}
+        held.too_large += len(batches) * len(modes) - sum(int(may.sum()) for may in fit.values())
+        if not any(may[0] for may in fit.values()):  # the smallest micro-batch holds least
+            continue
         floor = bounds.least_seconds(g.split, g.zero, batches, counts)
         for j, mode in enumerate(modes):
-            may = least[mode] <= q.chip.usable_bytes
-            held.too_large += int((~may).sum())
+            may = fit[mode]
+            n = int(may.sum())
             rows.append(np.stack([
-                floor[mode][may], bounds.surely(least[mode][may]), np.full(int(may.sum()), i),
-                np.full(int(may.sum()), j), np.flatnonzero(may),
+                floor[mode][may], bounds.surely(least[mode][may]), np.full(n, i), np.full(n, j),
+                np.flatnonzero(may),
             ]))  # fmt: skip
-    table = np.concatenate(rows, axis=1) if rows else np.zeros((5, 0))
-    table = table[:, np.lexsort((table[1], table[0]))]
-    unfit: dict[tuple[int, int], int] = {}
-    times = Times(q)
-    for n_done, (floor, least, i, j, k) in enumerate(table.T.tolist()):
-        if progress is not None and n_done % 256 == 0:
-            progress(n_done, table.shape[1])
-        if held.over(floor):
-            held.slower += table.shape[1] - n_done
-            break
-        g, mode = found[int(i)], int(j)
-        if held.stairs and least > q.chip.usable_bytes:
-            held.too_large += 1
-            continue
-        if held.unwanted(g.split, floor, least):
-            held.slower += 1
-            continue
-        if k >= unfit.get((int(i), mode), len(g.batches)):
-            held.too_large += 1
-            continue
-        one = plan_of(q, g.split, g.zero, modes[mode], g.batches[int(k)])
-        memory = training_memory(q.spec, one, q.recipe, q.context)
-        size = float(memory.needed_high)
-        if verdict(memory, q) == "does not fit":
-            held.too_large += 1
-            first = _first_unfit(q, g, modes[mode], int(k))
-            for other in range(len(modes)):
-                if other == mode or modes[mode] == "full":
-                    known = unfit.get((int(i), other), len(g.batches))
-                    unfit[int(i), other] = min(known, first)
-        elif held.unwanted(g.split, floor, size) or held.unwanted(
-            g.split, times.seconds(one), size
-        ):
-            held.slower += 1
-        else:
-            held.add(Trial(one, memory, training_step(q.spec, one, q.recipe, q.context, q.cluster,
-                                                      q.convention)))  # fmt: skip
+    table = np.concatenate(rows, axis=1)
+    return table[:, np.lexsort((table[1], table[0]))]
+
+
+def _computed(q: Question, g: Group, one: Plan, floor: float, held: Held) -> bool:
+    """Compute one plan and keep it where it is wanted; whether it may fit."""
+    memory = training_memory(q.spec, one, q.recipe, q.context)
+    size = float(memory.needed_high)
+    if verdict(memory, q) == "does not fit":
+        held.too_large += 1
+        return False
+    if held.unwanted(g.split, floor, size) or held.unwanted(g.split, seconds_of(q, one), size):
+        held.slower += 1
+    else:
+        step = training_step(q.spec, one, q.recipe, q.context, q.cluster, q.convention)
+        held.add(Trial(one, memory, step))
+    return True
+
+
+def seconds_of(q: Question, p: Plan) -> float:
+    """The step of one plan: ``costs.train`` without what only a reader needs."""
+    made = terms(q.spec, p, q.recipe, q.context, q.cluster)
+    return float(assemble(made, p, q.recipe, q.chip.constants.step).step_s)
 
 
 def _first_unfit(q: Question, g: Group, mode: str, k: int) -> int:
@@ -340,20 +362,6 @@ def _first_unfit(q: Question, g: Group, mode: str, k: int) -> int:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)
     return high
-
-
-class Times:
-    """Seconds of a step: ``costs.train`` without what only a reader needs."""
-
-    def __init__(self, q: Question) -> None:
-        self.q = q
-
-    def seconds(self, p: Plan) -> float:
-        """The step of one plan."""
-        q = self.q
-        parts = assemble(terms(q.spec, p, q.recipe, q.context, q.cluster), p, q.recipe,
-                         q.chip.constants.step)  # fmt: skip
-        return float(parts.step_s)
 
 
 def least_memory(q: Question, found: list[Group]) -> tuple[Plan, TrainingMemory] | None:

@@ -124,14 +124,16 @@ def megatron(row: CsvRow) -> Run:
     2021: unfused attention, fused elementwise work, nothing overlapped. 2024: sequence parallel,
     FlashAttention 2, distributed optimizer, all overlapped.
 
-    Micro-batches and interleaving are not printed. Taken: micro-batches of 1 with a pipeline, else
-    of up to 2, in 2021 of up to 4 (its paper finds 1 to 4 best); up to 4 chunks to a stage.
+    Micro-batches and interleaving are not printed. Taken: micro-batches of up to 2 that leave
+    four to a stage; in 2021 of 1 with a pipeline, else of up to 4 (its paper finds 1 to 4 best).
+    Up to 4 chunks to a stage.
     """
     n_gpu, tp, pp = int(row["n_gpus"]), int(row["tp"]), int(row["pp"])
     dp = n_gpu // (tp * pp)
     each, layers = int(row["global_batch"]) // dp, int(row["n_layers"])
     modern = row["precision"] == "bf16"
-    micro = 1 if pp > 1 else largest_divisor(each, 2 if modern else 4)
+    micro = 1 if pp > 1 and not modern else largest_divisor(each, 2 if modern else 4)
+    micro = micro if each >= 4 * pp * micro else 1
     chunks = largest_divisor(layers // pp, 4) if pp > 1 and layers % pp == 0 else 1
     plan = Plan(
         tp=tp, pp=pp, dp=dp, virtual=chunks, zero=1 if modern else 0, sequence_parallel=modern,
@@ -190,10 +192,10 @@ def bridge_precision(text: str, hardware: Chip) -> str:
 def bridge(row: CsvRow) -> Run:
     """Megatron-Core by its own recipes: all fused, all overlapped, distributed optimizer.
 
-    Experts are not split by tensor. The host waits for their sizes, but not where tokens are
-    dropped, nor on Blackwell from release 26.06 on: there the same models and plans run a
-    constant time a layer faster than in 26.04, whatever the micro-batch. Modules that predict
-    later tokens run unless a row says not.
+    Experts are not split by tensor. Modules that predict later tokens run unless a row says not.
+    The host waits for the sizes of experts, but not on Blackwell from release 26.06 on: there the
+    same models and plans run a constant time a layer faster than in 26.04, whatever the
+    micro-batch. Hybrids do not change with that release, so theirs never waited.
     """
     hardware = chip(row["system"])
     n_gpu, context = int(row["n_gpus"]), int(row["seq_len"])
@@ -205,9 +207,10 @@ def bridge(row: CsvRow) -> Run:
         zero=3 if number(row, "fsdp", 0) > 1 else 1, micro_batch=micro, vocab_multiple=128,
         n_micro_batch=max(1, int(row["global_batch"]) // (dp * micro)),
     )  # fmt: skip
-    sized = row["release"] >= SIZED_SINCE and hardware.rates.fp4 is not None
+    hybrid = any(op.kind == "scan" for op in operators(found.spec))
+    sized = hybrid or (row["release"] >= SIZED_SINCE and hardware.rates.fp4 is not None)
     recipe = Recipe(dtype=bridge_precision(row["precision"], hardware), fused_loss=True,
-                    sized_experts="tokendrop" in row["model"] or sized,
+                    sized_experts=sized,
                     adapter=Adapter(rank=ADAPTER_RANK) if "LoRA" in row["task"] else None,
                     )  # fmt: skip
     node = min(n_gpu, DOMAIN.get(hardware.link_kind or "", 8))
@@ -336,3 +339,21 @@ def flops_a_chip(row: CsvRow, run: Run) -> float:
         head: Any = sum((op.flops() for op in ops if op.part == "lm_head"), start=0)
         forward = forward + (forward - head) / 3
     return float(3 * forward) * run.plan.global_batch / run.cluster.n_gpu
+
+
+PASSES = {
+    "forward": "forward", "forward+backward (checkpointed)": "both",
+    "forward+backward+AdamW (checkpointed)": "step",
+}  # fmt: skip
+
+
+def single(row: CsvRow, *, compiled: bool) -> Run:
+    """One chip, PyTorch eager or compiled, SDPA: its cuDNN kernel, layers computed again."""
+    plan = Plan(zero=0, micro_batch=int(row["batch"]), recompute="full")
+    recipe = Recipe(
+        fused=compiled, optimizer="adamw" if PASSES[row["workload"]] == "step" else "none",
+        master=None, gradients="bf16", moments="bf16",
+    )  # fmt: skip
+    return Run(spec=catalog.resolve(row["model"]).spec, plan=plan, recipe=recipe,
+               cluster=cluster(row["gpu"], 1, 1), context=int(row["seq_len"]),
+               group=row["model"])  # fmt: skip

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from scantling.costs.count import parameters
-from scantling.costs.train import Estimate
-from scantling.validate.runs import RUNS, Run, flops_a_chip
+from scantling.costs.train import Estimate, forward_time
+from scantling.validate.runs import PASSES, RUNS, Run, flops_a_chip, single
 from scantling.validate.table import CsvRow, NotScoredError, Scored, reads
 
 
@@ -102,3 +102,25 @@ def mpt_arithmetic(row: CsvRow) -> Scored:
 def _mpt(row: CsvRow) -> Run:
     """A row's run; its counts are right also where its time is an outlier."""
     return RUNS[MPT]({**row, "n_gpus": "8"})
+
+
+def single_chip(column: str, *, compiled: bool) -> None:
+    """Score a column of times of a pass or a step on one chip."""
+
+    @reads("train_mleng_singlegpu_step.csv", f"{column.removesuffix('_ms')} pass or step, ms")
+    def predict(row: CsvRow) -> Scored:
+        run = single(row, compiled=compiled)
+        kind = PASSES[row["workload"]]
+        if kind == "forward":
+            found = forward_time(run.spec, run.plan, run.recipe, run.context, run.cluster)
+        else:
+            whole = run.step()
+            rest = whole.optimizer_s if kind == "both" else 0.0
+            share = 1 - rest / whole.step.value_s
+            found = whole.step.times(float(share))
+        name = f"{row['model']} {row['workload']}"
+        return scored(row, run.group, float(row[column]), found.times(1e3), name)
+
+
+single_chip("eager_ms", compiled=False)
+single_chip("compile_ms", compiled=True)

@@ -31,12 +31,16 @@ class StepConstants(Fitted, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         fused: The same compiled or fused by hand.
         exposed: Share of sharing weights and gradients that is meant to hide behind compute and
             does not.
-        exposed_tensor: The same of what the ranks of a tensor, context or expert group send.
+        exposed_tensor: The same of what the ranks of a tensor or context group send, and stages.
+        exposed_expert: The same of tokens on their way to experts and back.
         hop_s: What a collective between nodes costs for each rank it passes.
         serial: Factor of communication that compute waits for.
         optimizer: Of the optimizer's bytes.
         gap_eager_s: What each kernel adds that its predecessor does not hide, run eagerly.
         gap_fused_s: The same compiled or with few kernels.
+        launch_eager_s: What the host takes to launch a kernel, run eagerly from Python: where
+            that is longer than the kernels, the chip waits.
+        launch_fused_s: The same compiled.
         wait_experts_s: What a pass through a layer of experts adds where the host waits for sizes.
         offload_bytes_per_s: Optimizer bytes a rank passes to and from the host in a second.
         decode: Factor of a decoding step over its kernels, on one chip.
@@ -69,11 +73,14 @@ class StepConstants(Fitted, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     fused: float
     exposed: float
     exposed_tensor: float
+    exposed_expert: float
     hop_s: float
     serial: float
     optimizer: float
     gap_eager_s: float
     gap_fused_s: float
+    launch_eager_s: float
+    launch_fused_s: float
     wait_experts_s: float
     offload_bytes_per_s: float
     decode: float
