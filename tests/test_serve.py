@@ -4,6 +4,7 @@ import csv
 import json
 import math
 import pathlib
+import struct
 
 import numpy as np
 import pytest
@@ -22,16 +23,19 @@ from scantling.costs.serving_memory import (
     pooled_context,
     serving_memory,
 )
-from scantling.costs.serving_scheme import numbers
+from scantling.costs.serving_scheme import numbers, stored_in
 from scantling.costs.serving_speed import Factors, first_token_under_load, speed
 from scantling.costs.train import Estimate
 from scantling.errors import FieldError, ScantlingError
 from scantling.formats import hf
+from scantling.formats.checkpoint import load_checkpoint
 from scantling.hardware import chip
+from scantling.ops import tensors
 from scantling.search.serving import serve
 from scantling.search.serving_question import question
 from scantling.search.serving_space import held, judged, layouts
 from scantling.spec import Experts, vary
+from scantling.spec.plan import Plan
 
 GIB = 2**30
 LITGPT = (
@@ -564,3 +568,34 @@ def test_a_split_that_cuts_a_group_is_left_out_with_the_shape_that_would_do():
     assert found.choice is None
     assert any("3.5 units of 128" in w.reason for w in found.invalid)
     assert any("n_head 16" in line for line in found.remedies)
+
+
+def test_a_config_that_is_packed_is_served_as_it_is():
+    packed = {"quant_method": "gptq", "bits": 4, "group_size": 32}
+    config = catalog.named()["qwen2.5-7b"].config | {"quantization_config": packed}
+    found = serve(config, gpu="l4")
+
+    assert found.choice.trial.scheme.name == "gptq-int4-g32"
+    assert any("as the config says" in text for text in found.question.assumed)
+
+
+def test_a_file_weighs_what_it_holds(tmp_path):
+    """One matrix of a tiny model in another type changes the bytes, and so does the answer."""
+    spec = catalog.model("qwen2.5-0.5b")
+    path = tmp_path / "model.safetensors"
+    header, start = {}, 0
+    for t in tensors(spec):
+        if t.alias is None and not t.buffer:
+            size = 2 * int(t.size())
+            header[f"{t.name}.weight"] = {"dtype": "BF16", "shape": [int(t.size())],
+                                          "data_offsets": [start, start + size]}  # fmt: skip
+            start += size
+    text = json.dumps(header).encode()
+    with path.open("wb") as out:
+        out.write(struct.pack("<Q", len(text)) + text)
+        out.truncate(8 + len(text) + start)
+    file = replace(load_checkpoint(path), config={})
+    one = stored_in(spec, file)
+
+    assert one.name == "bf16"
+    assert one.rank_bytes(spec, Plan()) == pytest.approx(start)

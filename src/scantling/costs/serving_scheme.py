@@ -12,6 +12,7 @@ from scantling.costs.quantize import scheme as named
 from scantling.costs.ranks import placed_operators
 from scantling.costs.serve import Deployment, weights_bytes
 from scantling.costs.weights import weight_memory
+from scantling.formats.checkpoint import Checkpoint
 from scantling.hardware import Chip
 from scantling.spec import Spec
 from scantling.spec.plan import Adapter, Plan
@@ -25,9 +26,11 @@ class Numbers(Struct, frozen=True):
 
     Args:
         scheme: How they are packed.
+        by: Bytes of a file over those that the scheme would take, where there is a file.
     """
 
     scheme: Scheme
+    by: float = 1.0
 
     @property
     def name(self) -> str:
@@ -78,16 +81,16 @@ class Numbers(Struct, frozen=True):
         held: Any = weight_memory(spec, self.scheme, plan, stage).loaded_bytes
         if isinstance(self.scheme.packing, Flat):
             own = Adapter(rank=0, weights=self.scheme.packing.dtype)
-            held = held + unpacked_bytes(placed_operators(spec, plan, 1, stage), own)
-        return held
+            return held * self.by + unpacked_bytes(placed_operators(spec, plan, 1, stage), own)
+        return held if self.by == 1 else held * self.by
 
     def read_share(self, spec: Spec, d: Deployment) -> Any:
         """Bytes read of the weights over those that the times of serving would take them for."""
         if self.exact:
-            return 1.0
+            return self.by
         plan = Plan(tp=int(d.tp), sequence_parallel=False)
         held: Any = weight_memory(spec, self.scheme, plan).bytes
-        return held / (weights_bytes(spec, d) * d.pp)
+        return held * self.by / (weights_bytes(spec, d) * d.pp)
 
     def on(self, chip: Chip) -> None:
         """Check that a chip can run it.
@@ -113,6 +116,19 @@ def numbers(name: str) -> Numbers:
         'awq-int4'
     """
     return Numbers(named(name))
+
+
+def stored_in(spec: Spec, file: Checkpoint) -> Numbers:
+    """What a checkpoint's weights are in: the scheme nearest in bytes, and the file's own bytes.
+
+    Mixes of types differ from file to file, so the scheme says what products run in and how
+    weights are cut, and the file how many bytes there are.
+    """
+    mixed = file.format == "gguf"
+    sizes = {one: float(weight_memory(spec, one.scheme).bytes) for one in all_numbers()
+             if one.mixed == mixed or not one.scheme.quantised}  # fmt: skip
+    near = min(sizes, key=lambda one: abs(sizes[one] / file.tensor_bytes - 1))
+    return Numbers(near.scheme, file.tensor_bytes / sizes[near])
 
 
 def all_numbers() -> tuple[Numbers, ...]:

@@ -13,8 +13,9 @@ from msgspec.structs import replace
 
 from scantling import catalog
 from scantling.arith import LARGEST
+from scantling.costs.quantize import scheme_of
 from scantling.costs.serving_memory import Beside, pooled_context
-from scantling.costs.serving_scheme import Numbers, all_numbers, numbers
+from scantling.costs.serving_scheme import Numbers, all_numbers, numbers, stored_in
 from scantling.costs.serving_speed import Factors
 from scantling.errors import FieldError
 from scantling.formats.context import extend, far_rope
@@ -23,7 +24,7 @@ from scantling.hardware import Chip, chip, chips
 from scantling.ops import operators
 from scantling.spec import Spec, Workload, kv_dtype_name
 from scantling.spec.plan import Plan
-from scantling.units import parse_context, parse_count, parse_seconds
+from scantling.units import bytes_text, parse_context, parse_count, parse_seconds
 
 GPUS_PER_NODE = 8
 CONTEXT = 8192
@@ -208,7 +209,7 @@ def question(
         gpus=tried, gpus_per_node=_small("gpus_per_node", parse_count(gpus_per_node)),
         prompt=p, answer=a, context=whole, mean_context=mean, p95_context=p95, batch=n,
         loads=loads or (n,), cache=kv_dtype_name(kv_dtype),
-        schemes=_schemes(quant, assumed, spec, found, given=named),
+        schemes=_schemes(quant, one, assumed, spec, found, given=named),
         share=_share("share", share, most=1.0), beside=own, factors=factors, slo=read_slo(slo),
         price=_price(price), utilisation=_share("utilisation", utilisation, most=1.0),
         fixed=fixed, trained=trained, assumed=tuple(assumed), notes=tuple(notes),
@@ -338,9 +339,13 @@ def _chips(value: Any) -> tuple[tuple[Chip, ...], bool]:
 
 
 def _schemes(
-    value: Any, assumed: list[str], spec: Spec, of: tuple[Chip, ...], *, given: bool
+    value: Any, one: catalog.Loaded, assumed: list[str], spec: Spec, of: tuple[Chip, ...], *,
+    given: bool,
 ) -> tuple[Numbers, ...]:  # fmt: skip
-    """Schemes by name; ``any`` is every one that a chip has kernels for, the widest first."""
+    """Schemes by name, else as a file or a config has them.
+
+    ``any`` is every one that a chip has kernels for, the widest first.
+    """
     names = _listed(value)
     if names == ["any"]:
         if not given:
@@ -350,6 +355,14 @@ def _schemes(
             s.scheme.quantised and not s.mixed for s in able) else able  # fmt: skip
         return tuple(sorted(servers, key=lambda s: -float(s.rank_bytes(spec, Plan()))))
     if not names:
+        if one.checkpoint is not None:
+            file = one.checkpoint
+            assumed.append(f"weights as {file.name} holds them, {bytes_text(file.tensor_bytes)}")
+            return (stored_in(spec, file),)
+        packed = scheme_of({"quantization_config": one.quantization}) if one.quantization else None
+        if packed is not None:
+            assumed.append(f"weights in {packed.name}, as the config says")
+            return (Numbers(packed),)
         assumed.append("weights in bf16")
         names = ["bf16"]
     return tuple(dict.fromkeys(numbers(name) for name in names))
