@@ -628,3 +628,35 @@ def test_a_file_weighs_what_it_holds(tmp_path):
 
     assert one.name == "bf16"
     assert one.rank_bytes(spec, Plan()) == pytest.approx(start)
+
+
+def test_a_range_is_a_row_for_every_value(tmp_path):
+    pytest.importorskip("matplotlib")
+    words = ["llama-3.1-8b", "--gpu", "l4", "--quant", "fp8", "--vary", "context=8192:65536:8192"]
+    status, text, _ = command(*words, "--json", "--plot", str(tmp_path / "vary.svg"))
+    rows = json.loads(text)["rows"]
+    held_bytes = [r["memory"]["cache_bytes"] for r in rows]
+
+    assert status == 0
+    assert [r["value"] for r in rows] == list(range(8192, 65_537, 8192))
+    assert held_bytes == [b * held_bytes[0] for b in range(1, 9)]
+    assert command(*words)[1].count("fits") >= 1
+
+
+def test_a_range_of_a_field_changes_the_model():
+    words = [
+        "llama-3.1-8b",
+        "--gpu",
+        "h100-sxm",
+        "--context",
+        "32k",
+        "--vary",
+        "n_kv_head=1:32",
+        "--json",
+    ]
+    rows = json.loads(command(*words)[1])["rows"]
+    legal = [r for r in rows if "error" not in r]
+
+    assert [r["value"] for r in legal] == [1, 2, 4, 8, 16, 32]
+    # 2 × 32 layers × 128 × 2 bytes × 32,768 tokens a KV head
+    assert [r["memory"]["cache_bytes"] for r in legal] == [r["value"] * 2**29 for r in legal]

@@ -55,6 +55,8 @@ QUESTION = (
 @click.option("--dp", type=COUNT, help="Fix groups with attention of their own.")
 @click.option("--ep", type=COUNT, help="Fix chips that whole experts are spread over.")
 @click.option("--set", "changes", multiple=True, metavar="FIELD=V", help="Change the model first.")
+@click.option("--vary", "range_", metavar="FIELD=a:b:step", help="Repeat over a range of a field, "
+              "context, batch, gpus, in, out, concurrency or a degree.")  # fmt: skip
 @click.option("--plot", type=click.Path(path_type=Path), metavar="FILE",
               help="Latency against throughput as a picture.")  # fmt: skip
 @click.option("--rows", type=COUNT, default=12, help="Rows to print.")
@@ -94,7 +96,10 @@ def _one(name: str, given: dict[str, Any], *, several: bool) -> int:
 
     one = catalog.load(name, assume=given["assume"])
     one = replace(one, spec=apply_set(one.spec, given["changes"]))
-    q = question(one, **{key: given[key] for key in QUESTION if given[key] is not None})
+    asked = {key: given[key] for key in QUESTION if given[key] is not None}
+    if given["range_"] is not None:
+        return _vary(one, given, asked, several=several)
+    q = question(one, **asked)
     with Progress() as progress:
         found = answer(q, progress)
     if (
@@ -112,3 +117,19 @@ def _one(name: str, given: dict[str, Any], *, several: bool) -> int:
     kept = all(r.capacity is None or r.capacity.expected is not None
                for r in (found.choice,) if r is not None)  # fmt: skip
     return 0 if found.fits and kept else 1
+
+
+def _vary(one: Any, given: dict[str, Any], asked: dict[str, Any], *, several: bool) -> int:
+    """A row for every value of a range."""
+    from scantling.report.serve_vary import print_varied, save_varied, varied, varied_json
+    from scantling.report.text import console
+    from scantling.search.serving_question import question
+
+    field, rows = varied(one, given["range_"], lambda m, **more: question(m, **(asked | more)))
+    if given["plot"] is not None:
+        click.echo(f"wrote {save_varied(field, rows, given['plot'])}", err=True)
+    if given["as_json"]:
+        show_json(varied_json(one.name, field, rows), lines=several)
+    else:
+        print_varied(console(), one.name, field, rows)
+    return 0 if any(r.served is not None and r.served.fits for r in rows) else 1

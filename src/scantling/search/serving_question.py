@@ -203,10 +203,12 @@ def question(
     found, named = _chips(gpu)
     fixed = _axes(axes)
     least = math.prod(fixed.get(axis, 1) for axis in ("tp", "pp", "dp"))
+    machine = _small("gpus_per_node", parse_count(gpus_per_node))
     tried = _gpus(least if gpus is None and (named or least > 1) else gpus)
+    _whole_machines(tried, machine, asked=gpus is not None)
     return Question(
         name=one.name, spec=spec, chips=found, given=named,
-        gpus=tried, gpus_per_node=_small("gpus_per_node", parse_count(gpus_per_node)),
+        gpus=tried, gpus_per_node=machine,
         prompt=p, answer=a, context=whole, mean_context=mean, p95_context=p95, batch=n,
         loads=loads or (n,), cache=kv_dtype_name(kv_dtype),
         schemes=_schemes(quant, one, assumed, spec, found, given=named),
@@ -324,6 +326,14 @@ def _gpus(value: Any) -> tuple[int, ...]:
             raise FieldError("gpus", v, "must be a whole number of chips", hint)
         found.append(_small("gpus", int(v), 1024))
     return tuple(sorted(set(found)))
+
+
+def _whole_machines(tried: tuple[int, ...], machine: int, *, asked: bool) -> None:
+    """More chips than a machine has fill whole machines."""
+    odd = [n for n in tried if n > machine and n % machine]
+    if odd and (asked or len(odd) == len(tried)):
+        rule = f"must be a multiple of the {machine} of a machine"
+        raise FieldError("gpus", odd[0], rule, "change --gpus or --gpus-per-node")
 
 
 def _chips(value: Any) -> tuple[tuple[Chip, ...], bool]:
