@@ -660,3 +660,14 @@ def test_a_range_of_a_field_changes_the_model():
     assert [r["value"] for r in legal] == [1, 2, 4, 8, 16, 32]
     # 2 × 32 layers × 128 × 2 bytes × 32,768 tokens a KV head
     assert [r["memory"]["cache_bytes"] for r in legal] == [r["value"] * 2**29 for r in legal]
+
+
+@pytest.mark.parametrize("dp", [1, 8])
+def test_no_queue_is_busier_than_all_the_time_there_is(dp):
+    """In a closed loop prefills and steps share the time, so prefills never take all of it."""
+    found = serve("deepseek-v3", gpu="h200-sxm", gpus=8, quant="fp8", prompt=4096, answer=512,
+                  dp=dp, pp=1, concurrency="1,16,64,256")  # fmt: skip
+    shares = [p.prefill_share for p in found.choice.trial.points]
+
+    assert shares == sorted(shares)
+    assert all(0 < share < 0.97 for share in shares)

@@ -80,7 +80,7 @@ class Speed(Struct, frozen=True, kw_only=True):
     output_s: Num
     """Seconds of the replica that a token of the answer takes."""
     prompt_s: Num
-    """Seconds of the replica that a prompt takes among others."""
+    """Seconds of its group that a prompt takes among others."""
     queues: Any
 
 

@@ -302,7 +302,7 @@ def point(
     r = one.tokens_per_s
     by = layout.replicas * filled
     rate = Times(r.low * by, r.value * by, r.high * by)
-    prompts_s = float(r.value) * filled / q.answer
+    prompts_s = float(r.value) * filled / q.answer / split.dp  # each group has its own queue
     share = min(prompts_s * float(one.prompt_s), BUSIEST)
     input_bill, output_bill = (
         token_bill(Estimate(each, each * float(r.value / r.high), each * float(r.value / r.low)),
