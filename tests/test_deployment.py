@@ -105,6 +105,37 @@ def test_files_are_as_large_as_the_table_says():
         assert abs(found - float(size)) < 0.01, model
 
 
+PUBLISHED = {
+    # Files at Hugging Face, GB. bartowski/Meta-Llama-3-8B-Instruct-GGUF; bartowski's card of
+    # Llama-3.1-70B with an importance matrix (its Q4_0 and IQ4_XS have rules of their own and are
+    # left out); bartowski/gemma-2-9b-it-GGUF; TheBloke/CodeLlama-7B-GGUF and -13B-GGUF;
+    # bartowski/Mixtral-8x22B-v0.1-GGUF.
+    "llama-3.1-8b": {
+        "q8_0": 8.54, "q6_k": 6.60, "q5_k_m": 5.73, "q5_k_s": 5.60, "q4_k_m": 4.92,
+        "q4_k_s": 4.69, "q3_k_l": 4.32, "q3_k_m": 4.02, "q3_k_s": 3.66, "q2_k": 3.18,
+    },
+    "llama-3.1-70b": {
+        "q8_0": 74.98, "q6_k": 57.89, "q5_k_m": 49.95, "q5_k_s": 48.66, "q4_k_m": 42.52,
+        "q4_k_s": 40.35, "q3_k_l": 37.14, "q3_k_m": 34.27, "q3_k_s": 30.91,
+    },
+    "gemma-2-9b": {"q8_0": 9.83, "q6_k": 7.59, "q5_k_m": 6.65, "q4_k_m": 5.76},
+    "codellama-7b": {"q8_0": 7.16, "q6_k": 5.53, "q5_k_m": 4.78, "q4_k_m": 4.08},
+    "codellama-13b": {"q8_0": 13.83, "q6_k": 10.68, "q5_k_m": 9.23},
+    "mixtral-8x22b": {
+        "q5_k_m": 99.96, "q5_k_s": 96.97, "q4_k_m": 85.58, "q4_k_s": 80.47, "iq4_nl": 80.47,
+        "iq4_xs": 76.35, "q3_k_l": 72.57, "q3_k_m": 67.78, "q3_k_s": 61.49, "q2_k": 52.10,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", sorted(PUBLISHED))
+def test_published_files_are_as_large(name):
+    """A file also holds the tokenizer (up to 12 MB), and sizes are printed to 0.01 GB."""
+    for mix, size in PUBLISHED[name].items():
+        found = weight_memory(catalog.model(name), mix).bytes / 1e9
+        assert abs(found - size) <= 0.02, (mix, found)
+
+
 def test_a_rule_holds_of_the_layers_that_its_definition_counts():
     for n in range(1, 130):
         more = [i < n // 8 or i >= 7 * n // 8 or (i - n // 8) % 3 == 2 for i in range(n)]
@@ -250,6 +281,8 @@ def test_an_unknown_scheme_names_what_is_near():
     ({"quant_method": "awq", "bits": 4, "group_size": 128}, "awq-int4"),
     ({"quant_method": "gptq", "bits": 8, "group_size": 32}, "gptq-int8-g32"),
     ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "fp8-block"),
+    ({"quant_method": "gptq", "bits": 4, "group_size": -1}, "gptq-int4-channel"),
+    ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "nvfp4"),
     ({"quant_method": "fp8"}, "fp8-tensor"), ({"quant_method": "mxfp4"}, "mxfp4"),
     ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "nf4"),
     ({"quant_method": "bitsandbytes", "bnb_4bit_use_double_quant": True}, "nf4-dq"),
@@ -261,6 +294,28 @@ def test_an_unknown_scheme_names_what_is_near():
 def test_a_config_says_its_scheme(config, name):
     assert scheme_of({"quantization_config": config}).name == name
     assert scheme_of({"text_config": {"quantization_config": config}}).name == name
+
+
+def test_a_scale_an_output_cuts_nothing():
+    """11008 / 4 = 2752 inputs are 21.5 groups of 128; one group for all of them is not cut."""
+    spec = catalog.model("llama-2-7b")
+    assert not deployment(spec, chip("h100"), Plan(tp=4), "gptq-int4").valid
+    assert deployment(spec, chip("h100"), Plan(tp=4), "gptq-int4-channel").valid
+
+
+@pytest.mark.parametrize("junk", [None, "four", -1, 0, [], {}, 2**70, True, 3.5])
+@pytest.mark.parametrize("method", ["awq", "gptq", "fp8", "bitsandbytes", "compressed-tensors"])
+def test_a_config_with_junk_is_read_or_refused_in_one_line(method, junk):
+    keys = ("bits", "group_size", "weight_block_size", "config_groups", "load_in_8bit")
+    assert all(answered({"quant_method": method, key: junk}) for key in keys)
+
+
+def answered(config):
+    """Whether a config's scheme is found, or refused in one line."""
+    try:
+        return scheme_of({"quantization_config": config}) is not None
+    except FieldError as error:
+        return len(str(error).splitlines()) == 1
 
 
 def test_a_config_of_an_unknown_method_is_refused():

@@ -399,6 +399,8 @@ def build(config: dict[str, Any], device: str = "meta") -> Any:
     with torch.device(device):
         if config["model_type"] == "llama4_text":
             return transformers.Llama4ForCausalLM(own)
+        if config["model_type"] == "mistral4":  # its own name is not in the automatic class
+            return transformers.Mistral4ForCausalLM(own)
         return transformers.AutoModelForCausalLM.from_config(own)
 
 

@@ -206,7 +206,8 @@ def scheme(name: str) -> Scheme:
     """A scheme by name; ``-g64`` behind one with groups sets their size.
 
     Args:
-        name: ``bf16``, ``fp8-block``, ``awq``, ``gptq-int4-g32``, ``Q4_K_M``.
+        name: ``bf16``, ``fp8-block``, ``awq``, ``gptq-int4-g32``, ``gptq-int4-channel``,
+            ``Q4_K_M``.
 
     Raises:
         UnknownNameError: If no scheme has that name.
@@ -226,15 +227,29 @@ def scheme(name: str) -> Scheme:
     plain = aliases.get(plain, plain)
     if plain in known:
         return schemes()[known[plain]]
+    base = plain.removesuffix("channel")
+    if base != plain and base in known and known[base] in GROUPS:
+        return _by_output(schemes()[known[base]])
     match = NAME.fullmatch(name.strip().lower())
     if match and _plain(match[1]) in known:
         return _sized(schemes()[known[_plain(match[1])]], int(match[2]))
     raise UnknownNameError("quant", shorten(name), schemes())
 
 
+GROUPS = ("awq-int4", "gptq-int4", "gptq-int8", "int4")
+"""Schemes whose group is a choice."""
+
+
+def _by_output(one: Scheme) -> Scheme:
+    """A scheme with one scale for all inputs of an output: group size −1."""
+    assert isinstance(one.packing, Grouped)
+    packing = replace(one.packing, group=0)
+    title = one.title.replace("a group", "an output")
+    return replace(one, name=f"{one.name}-channel", packing=packing, title=title)
+
+
 def _sized(one: Scheme, group: int) -> Scheme:
-    fixed = isinstance(one.packing, Grouped) and not one.dealt and one.rate is None
-    if not fixed or not isinstance(one.packing, Grouped):
+    if one.name not in GROUPS or not isinstance(one.packing, Grouped):
         raise FieldError("quant", f"{one.name}-g{group}", "has a group size, and its groups are "
                          "fixed", f"use {one.name}")  # fmt: skip
     if group < 1 or group % 8:
@@ -245,13 +260,6 @@ def _sized(one: Scheme, group: int) -> Scheme:
     packing = replace(one.packing, group=group)
     return replace(one, name=f"{one.name}-g{group}", packing=packing,
                    title=f"{one.title} of {group}")  # fmt: skip
-
-
-METHODS = {
-    "awq": "awq-int4", "gptq": "gptq-int{bits}", "mxfp4": "mxfp4", "nvfp4": "nvfp4",
-    "fbgemm_fp8": "fp8", "bitsandbytes": "nf4", "modelopt_fp4": "nvfp4", "compressed-tensors": "",
-}  # fmt: skip
-"""The scheme behind a config's ``quant_method``, where that alone says it."""
 
 
 def scheme_of(config: dict[str, Any]) -> Scheme | None:
@@ -272,6 +280,8 @@ def scheme_of(config: dict[str, Any]) -> Scheme | None:
     if not found:
         return None
     method = str(found.get("quant_method") or found.get("quant_algo") or "").lower()
+    if method == "modelopt":
+        method = str(found.get("quant_algo") or "").lower()
     group = found.get("group_size")
     if method == "fp8":
         return scheme("fp8-block" if found.get("weight_block_size") else "fp8-tensor")
@@ -281,12 +291,13 @@ def scheme_of(config: dict[str, Any]) -> Scheme | None:
         return scheme("nf4-dq")
     if method == "compressed-tensors":
         return _compressed(found)
-    if method not in METHODS:
-        raise FieldError("quantization_config.quant_method", method or None,
-                         "is none whose size is known", f"known: {', '.join(METHODS)}")  # fmt: skip
-    name = METHODS[method].format(bits=found.get("bits", 4))
-    if type(group) is int and group > 0 and isinstance(scheme(name).packing, Grouped):
-        return scheme(f"{name}-g{group}")
+    methods = _data()["methods"]
+    if method not in methods:
+        raise FieldError("quantization_config.quant_method", shorten(method) or None,
+                         "is none whose size is known", f"known: {', '.join(methods)}")  # fmt: skip
+    name = methods[method].format(bits=found.get("bits", 4))
+    if name in GROUPS and type(group) is int:
+        return scheme(f"{name}-g{group}" if group > 0 else f"{name}-channel")
     return scheme(name)
 
 

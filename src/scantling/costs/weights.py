@@ -245,8 +245,9 @@ def _gguf_bytes(one: Scheme, placed: Placed, t: Tensor, plan: Plan, s: _Shares) 
     found = found + left * _raised(mix.base, leaf, out, inner, row, s)
     if leaf in {"k", "v", "kv_up"} and t.part == "attention":
         found = found + s.eight * (typed_bytes("Q8_0", out, inner, row) - found)
-    if leaf == "o" and mix.eight:
-        found = found + s.eight * (typed_bytes("Q5_K", out, inner, row) - found)
+    if leaf == "o":
+        other = "Q5_K" if mix.eight else mix.base
+        found = found + s.eight * (typed_bytes(other, out, inner, row) - found)
     return n * found
 
 
