@@ -19,7 +19,6 @@ from scantling.costs.serving_memory import (
     Beside,
     Split,
     cache_readings,
-    pages_that_fit,
     pooled_context,
     serving_memory,
 )
@@ -206,13 +205,6 @@ def test_lengths_are_pooled_as_a_simulation_of_them_is():
     assert pooled_context(n, mean, p95) == pytest.approx(
         np.quantile(draws.mean(axis=1), 0.95), rel=0.03
     )
-
-
-def test_the_pages_that_fit_are_whole():
-    spec = catalog.model("llama-3.1-8b")  # 128 KiB a token
-
-    assert pages_that_fit(spec, 100 * 16 * 128 * 1024 + 1) == 1600
-    assert pages_that_fit(spec, 0) == 0
 
 
 # ---------------------------------------------------------------- verdicts
@@ -671,3 +663,10 @@ def test_no_queue_is_busier_than_all_the_time_there_is(dp):
 
     assert shares == sorted(shares)
     assert all(0 < share < 0.97 for share in shares)
+
+
+def test_chips_that_no_link_joins_are_replicas():
+    found = serve("llama-3.1-8b", gpu="m3-ultra", gpus=2)
+
+    assert found.choice.trial.layout.replicas == 2
+    assert not found.alternatives

@@ -7,6 +7,7 @@ first, the value the second and the upper end the last, unless the engine is sai
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from msgspec import Struct
@@ -262,32 +263,6 @@ def overhead_bytes(split: Split, own: Beside) -> tuple[float, float, float]:
     return low, middle, high
 
 
-def pages_that_fit(spec: Spec, room_bytes: float, dtype: str = "bf16", tp: int = 1) -> int:
-    """Tokens of one sequence whose cache fits so many bytes of a chip; whole pages of 16.
-
-    Every layer has pages for the full length, as of an engine that unifies them; recurrent states
-    come first. 0 is none; a model that keeps nothing of a token has no limit but 2^40.
-
-    Args:
-        spec: The model.
-        room_bytes: Free on one chip.
-        dtype: Of keys and values.
-        tp: Tensor-parallel degree: a chip holds its KV heads, or a copy of one.
-
-    Example:
-        >>> from scantling import catalog
-        >>> pages_that_fit(catalog.model("llama-3.1-8b"), 0.71 * 2**30)
-        5808
-    """
-    own = rank_spec(spec, Plan(tp=tp))
-    one = kv_cache(own, 1, 1, dtype)
-    room = room_bytes - float(one.state_bytes)
-    each = float(one.bytes_per_token) * PAGE_TOKENS
-    if room < 0:
-        return 0
-    return int(room // each) * PAGE_TOKENS if each else 2**40
-
-
 def pooled_context(sequences: int, mean: float, p95: float) -> float:
     """The mean length that so many sequences together exceed with 5 % chance only.
 
@@ -300,8 +275,6 @@ def pooled_context(sequences: int, mean: float, p95: float) -> float:
         >>> pooled_context(1, 2000, 7000), round(pooled_context(10_000, 2000, 7000))
         (7000, 2059)
     """
-    import math
-
     z = 1.6448536269514722
     ratio = math.log(max(p95 / mean, 1.0))
     sigma = z - math.sqrt(max(z * z - 2 * ratio, 0.0))

@@ -42,6 +42,7 @@ NAMED = (1, 4, 16, 64, 256, 1024)
 """Loads that a picture names."""
 FEW = 3
 """Splits of a chip whose load within limits is asked for, where there are many chips."""
+DOZEN = 12
 EQUAL = 0.08
 """Rates that differ by less are equal: the mean error of series that were left out of the fit."""
 
@@ -240,13 +241,14 @@ def _preference(q: Question, r: Row) -> tuple[Any, ...]:
 def _trials(q: Question, chip: Chip, scheme: Numbers, invalid: list[Invalid]) -> list[Trial]:
     """Ways to use the fewest of the numbers of chips asked for that suffices, the best first.
 
-    Times are made of those that fit best alone: the others are no answer.
+    Times are made of those that fit best alone: the others are no answer. Where no chip was named,
+    only a dozen of fewest stages are timed on each.
     """
     best: list[Trial] = []
     for n in q.gpus:
         if n > q.gpus_per_node and n % q.gpus_per_node:
             continue
-        found, wrong = layouts(q, n, scheme)
+        found, wrong = layouts(q, n, scheme, linked=linked(chip))
         invalid += wrong
         trials = [Trial(chip=chip, layout=one, scheme=scheme, held=held(q, chip, one, scheme))
                   for one in found]  # fmt: skip
@@ -256,12 +258,16 @@ def _trials(q: Question, chip: Chip, scheme: Numbers, invalid: list[Invalid]) ->
         if rank == 0:
             break
     rank = min((ORDER[t.held.verdict] for t in best), default=3)
-    timed = [_timed(q, t) if ORDER[t.held.verdict] == rank < ORDER["does not fit"] else t
-             for t in best]  # fmt: skip
+    timed = _timed(q, best, rank)
     ordered = sorted(
         timed, key=lambda t: (ORDER[t.held.verdict], -t.rate, float(t.held.memory.high))
     )
     return _plainest_first(ordered)
+
+
+def linked(chip: Chip) -> bool:
+    """Whether a way between chips of this kind is known."""
+    return chip.link_bytes_per_s is not None
 
 
 def _plainest_first(trials: list[Trial]) -> list[Trial]:
@@ -277,9 +283,20 @@ def _plainest_first(trials: list[Trial]) -> list[Trial]:
     return [first, *(t for t in trials if t is not first)]
 
 
-def _timed(q: Question, t: Trial) -> Trial:
-    points = tuple(p for n in q.loads if (p := point(q, t.chip, t.layout, t.scheme, n)) is not None)
-    return replace(t, points=points)
+def _timed(q: Question, trials: list[Trial], rank: int) -> list[Trial]:
+    """Trials with their times, if they fit as well as the best; EP alone changes no time."""
+    good = [t for t in trials if ORDER[t.held.verdict] == rank < ORDER["does not fit"]]
+    good.sort(key=lambda t: t.layout.split.pp)
+    known: dict[tuple[int, int, int], tuple[Point, ...]] = {}
+    found = [t for t in trials if t not in good]
+    for t in good:
+        s = t.layout.split
+        degrees = s.tp, s.pp, s.dp
+        if degrees not in known and (q.given or len(known) < DOZEN):
+            points = (point(q, t.chip, t.layout, t.scheme, n) for n in q.loads)
+            known[degrees] = tuple(p for p in points if p is not None)
+        found.append(replace(t, points=known.get(degrees, ())))
+    return found
 
 
 def point(
@@ -410,7 +427,7 @@ def _remedies(q: Question, r: Row) -> list[str]:
     if r.max_batch and r.max_batch < q.batch:
         told.append(f"--batch {r.max_batch} at context {q.context:,}")
     for n in (c for c in COUNTS if c > t.n_gpu):
-        found, _ = layouts(q, n, t.scheme)
+        found, _ = layouts(q, n, t.scheme, linked=linked(t.chip))
         if any(held(q, t.chip, one, t.scheme).verdict == "fits" for one in found):
             told.append(f"--gpus {n}")
             break

@@ -109,7 +109,7 @@ class Question(Struct, frozen=True, kw_only=True):
         if self.mean_context is None or self.p95_context is None:
             return self.context
         held = pooled_context(sequences, self.mean_context, self.p95_context)
-        return min(self.context, -(-int(held) // 1))
+        return min(self.context, math.ceil(held))
 
 
 def question(

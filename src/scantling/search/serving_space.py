@@ -72,16 +72,19 @@ class Invalid(Struct, frozen=True):
     reason: str
 
 
-def layouts(q: Question, n_gpu: int, scheme: Numbers) -> tuple[list[Layout], list[Invalid]]:
+def layouts(
+    q: Question, n_gpu: int, scheme: Numbers, *, linked: bool = True
+) -> tuple[list[Layout], list[Invalid]]:
     """Every way to use so many chips: TP × attention DP × PP × replicas, experts spread or cut.
 
     No group or block of the quantisation may be cut. A tensor group with its attention groups
-    stays inside a machine: between machines only stages and replicas talk.
+    stays inside a machine: between machines only stages and replicas talk. Chips that no link is
+    known of (``linked`` false) are replicas, unless the user fixed a degree.
     """
     experts = [n for _, n in nodes(q.spec) if isinstance(n, Experts)]
     found, wrong = [], list(_out_of_reach(q, n_gpu))
     for tp in divisors(n_gpu, min(n_gpu, q.gpus_per_node)):
-        if q.fixed.get("tp", tp) != tp:
+        if q.fixed.get("tp", tp) != tp or (tp > 1 and not linked and "tp" not in q.fixed):
             continue
         reason = next(iter(tp_reasons(q.spec, tp)), None)
         if reason is not None:
@@ -90,6 +93,8 @@ def layouts(q: Question, n_gpu: int, scheme: Numbers) -> tuple[list[Layout], lis
         for dp in divisors(n_gpu // tp, q.gpus_per_node // tp) if experts else [1]:
             for pp in divisors(n_gpu // (tp * dp), min(n_gpu, int(q.spec.n_layer))):
                 if q.fixed.get("dp", dp) != dp or q.fixed.get("pp", pp) != pp:
+                    continue
+                if not linked and not q.fixed and dp * pp > 1:
                     continue
                 if pp > 1 and q.spec.encoder is not None:
                     continue
