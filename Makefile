@@ -22,6 +22,7 @@ bench: $(VENV)/.test-installed  ## Speed, as ratios to something in the same run
 	$(BIN)/python benchmarks/sweep.py
 	$(BIN)/python benchmarks/start.py
 	$(BIN)/python benchmarks/many.py
+	$(BIN)/python benchmarks/columns.py
 
 validation: $(VENV)/.installed  ## Every error against the public tables, as docs/validation.md.
 	$(BIN)/scantling validate --tables ../shared/data/measured --markdown docs/validation.md

@@ -1,7 +1,7 @@
 """scantling chooses, checks and tests the dimensions of language models.
 
-The verbs of the command line are functions here: ``analyze``, ``compare``, ``design``,
-``export``, ``plan``, ``serve``, ``trace``, ``validate``.
+The verbs of the command line are functions here: ``analyze``, ``calibrate``, ``compare``,
+``design``, ``export``, ``plan``, ``serve``, ``trace``, ``validate``.
 Names are found on first use, so that importing the package costs a few milliseconds.
 
 Example:
@@ -26,15 +26,18 @@ NAMES = {
     "ScantlingError": "scantling.errors",
     "Spec": "scantling.spec",
     "Workload": "scantling.spec",
+    "calibrate": "scantling.calibrate",
     "chip": "scantling.hardware",
     "compare": "scantling.report.compare",
     "design": "scantling.search",
     "export": "scantling.formats.registry",
+    "extend": "scantling.formats.context",
     "law": "scantling.laws",
     "load": "scantling.catalog",
     "model": "scantling.catalog",
     "parameters": "scantling.costs.count",
     "plan": "scantling.search.plans",
+    "rope": "scantling.report.rope",
     "serve": "scantling.search.serving",
     "trace": "scantling.report.trace",
     "validate": "scantling.validate",

@@ -21,6 +21,7 @@ VERBS = {
     "trace": ("scantling.cli.inspect", "The walk of a token through the shapes."),
     "export": ("scantling.cli.export", "Write a model as config of another tool."),
     "validate": ("scantling.cli.validate", "Predictions against public tables: every error."),
+    "calibrate": ("scantling.cli.calibrate", "Measure this machine, write a chip file."),
     "models": ("scantling.cli.catalogue", "The named models."),
     "chips": ("scantling.cli.catalogue", "The chips, with sources."),
     "laws": ("scantling.cli.catalogue", "The laws, with domain, recipe and errors."),

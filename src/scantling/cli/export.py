@@ -17,6 +17,7 @@ from scantling.cli.options import (
     show_assumed,
     show_json,
 )
+from scantling.cli.rope import read_factors
 from scantling.errors import FieldError
 
 
@@ -25,7 +26,10 @@ from scantling.errors import FieldError
 @click.option("--to", "target", required=True, metavar="FORMAT",
               help="hf, megatron, torchtitan, litgpt, nanotron, gguf, vllm.")  # fmt: skip
 @click.option("--context", type=CONTEXT, help="Stretch the rotary positions to so many tokens.")
-@click.option("--rope", metavar="KIND", help="How: yarn, linear, dynamic, llama3.")
+@click.option("--rope", metavar="KIND", help="How: yarn, linear, dynamic, llama3, longrope, "
+              "ntk (scantling analyze --rope compares them).")  # fmt: skip
+@click.option("--rope-factors", "factors", type=click.Path(path_type=Path), metavar="FILE",
+              help="With --rope longrope: JSON with short_factor and long_factor.")  # fmt: skip
 @click.option("--original-context", "original", type=CONTEXT,
               help="Tokens the model was trained on, where its config says more.")  # fmt: skip
 @click.option("--gpu", help="vllm: the flags for this chip, as scantling serve chooses them.")
@@ -39,8 +43,8 @@ from scantling.errors import FieldError
 @as_json
 def export(
     model: str, target: str, context: int | None, rope: str | None, original: int | None,
-    changes: tuple[str, ...], out: Path | None, assume: bool, as_json: bool, gpu: str | None,
-    **deployed: Any,
+    factors: Path | None, changes: tuple[str, ...], out: Path | None, assume: bool, as_json: bool,
+    gpu: str | None, **deployed: Any,
 ) -> int:  # fmt: skip
     """Write a model as config of another tool.
 
@@ -53,6 +57,8 @@ def export(
     served = {k: v for k, v in deployed.items() if v is not None}
     _check_deployed(gpu, served, target)
     _check_stretch(context, rope, original, served_on=gpu)
+    if factors is not None and rope != "longrope":
+        raise FieldError("--rope-factors", str(factors), "needs --context and --rope longrope")
     one = catalog.load(model, assume=assume)
     show_assumed(one.notes)
     spec = apply_set(one.spec, changes)
@@ -61,7 +67,8 @@ def export(
         asked = served if context is None else served | {"context": context}
         spec, found = _deployed(replace(one, spec=spec), gpu, rope, asked)
     elif context is not None and rope is not None:
-        longer = extend(spec, context, rope, original)
+        tables = None if factors is None else read_factors(factors)
+        longer = extend(spec, context, rope, original, tables)
         spec, notes = longer.spec, longer.notes
     if gpu is None:
         found = write(spec, target)

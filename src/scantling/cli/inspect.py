@@ -19,8 +19,12 @@ from scantling.cli.options import (
     show_json,
     workload,
 )
+from scantling.cli.rope import show_rope
 from scantling.errors import FieldError, ScantlingError
 from scantling.spec import read
+
+OWN = {"range_": "vary", "why": "why", "baseline": "baseline"}
+"""Options that ask another question than --rope."""
 
 given_models = click.argument("models", nargs=-1, required=True, metavar="MODELâ€¦")
 
@@ -35,8 +39,12 @@ given_models = click.argument("models", nargs=-1, required=True, metavar="MODELâ
               "product's roofline and tiles, better values nearby.")  # fmt: skip
 @click.option("--vary", "range_", metavar="FIELD=a:b:step", help="Repeat over a range.")
 @click.option("--hold", metavar="params|flops|time", help="With --vary: keep this equal.")
-@click.option("--plot", type=click.Path(path_type=Path), metavar="FILE", help="With --vary: the "
-              "picture.")  # fmt: skip
+@click.option("--rope", "rope_", is_flag=True, help="Wavelengths of the rotary positions, and what "
+              "--context needs beyond the trained length.")  # fmt: skip
+@click.option("--original-context", "original", type=CONTEXT, help="With --rope: tokens the model "
+              "was trained on, where its config says more.")  # fmt: skip
+@click.option("--plot", type=click.Path(path_type=Path), metavar="FILE", help="With --vary or "
+              "--rope: the picture.")  # fmt: skip
 @click.option("--baseline", multiple=True, metavar="MODEL", help="Compare with these.")
 @assumed
 @as_json
@@ -47,8 +55,13 @@ def analyze(models: tuple[str, ...], **given: Any) -> int:
     """
     if given["hold"] and not given["range_"]:
         raise FieldError("--hold", given["hold"], "needs --vary")
-    if given["plot"] and not given["range_"]:
-        raise FieldError("--plot", str(given["plot"]), "needs --vary")
+    if given["plot"] and not (given["range_"] or given["rope_"]):
+        raise FieldError("--plot", str(given["plot"]), "needs --vary or --rope")
+    if given["original"] and not given["rope_"]:
+        raise FieldError("--original-context", given["original"], "needs --rope")
+    for name, option in OWN.items():
+        if given["rope_"] and given[name]:
+            raise FieldError("--rope", None, f"does not go with --{option}")
     failed = 0
     for name in models:
         try:
@@ -68,6 +81,9 @@ def _analyze_one(name: str, given: dict[str, Any], *, several: bool) -> None:
 
     one = catalog.load(name, assume=given["assume"])
     changed = apply_set(one.spec, given["changes"])
+    if given["rope_"]:
+        show_rope(replace(one, spec=changed), given, several=several)
+        return
     options = {k: given[k] for k in ("batch", "context", "dtype", "kv_dtype", "flops")}
     before = count(name, loaded=one, **options)
     after = before
@@ -78,14 +94,7 @@ def _analyze_one(name: str, given: dict[str, Any], *, several: bool) -> None:
         return
     reasons = _why(after, given) if given["why"] else []
     if given["as_json"]:
-        answer = after.to_json()
-        if given["changes"]:
-            answer["before"] = before.to_json()
-        if reasons:
-            answer["why"] = {given["why"]: reasons}
-        if given["aligned"]:
-            answer["alignment"] = _aligned(after, given)
-        show_json(answer, lines=several)
+        show_json(_answer(after, before, reasons, given), lines=several)
         return
     from scantling.report import text
 
@@ -110,6 +119,18 @@ def _analyze_one(name: str, given: dict[str, Any], *, several: bool) -> None:
         from scantling.report.alignment_text import print_alignment
 
         print_alignment(out, _aligned(after, given))
+
+
+def _answer(after: Any, before: Any, reasons: list[str], given: dict[str, Any]) -> dict[str, Any]:
+    """What ``--json`` prints."""
+    answer: dict[str, Any] = after.to_json()
+    if given["changes"]:
+        answer["before"] = before.to_json()
+    if reasons:
+        answer["why"] = {given["why"]: reasons}
+    if given["aligned"]:
+        answer["alignment"] = _aligned(after, given)
+    return answer
 
 
 def _aligned(a: Any, given: dict[str, Any]) -> dict[str, Any]:

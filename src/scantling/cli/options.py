@@ -25,9 +25,7 @@ class Unit(click.ParamType[Any]):
         """Parse text; the error names the option."""
         if not isinstance(value, str):
             return value
-        return self.parse(
-            value, f"--{param.name.replace('_', '-')}" if param and param.name else ""
-        )
+        return self.parse(value, param.opts[0] if param and param.opts else "")
 
 
 COUNT = Unit("count", parse_count)

@@ -41,8 +41,9 @@ class Work:
 
     Kinds: ``matmul`` and ``experts`` are products in 16 bits, plain and grouped, ``narrow`` and
     ``experts_narrow`` those in the recipe's narrower dtype; ``attention``; ``scan``; ``light`` is
-    work that moves bytes; ``kernels`` and ``waits`` count launches, and layers of experts for
-    whose sizes the host waits.
+    work that moves bytes, ``loss`` that over the vocabulary; ``kernels`` and ``waits`` count
+    launches, and layers of experts for whose sizes the host waits: what those take runs beside
+    the kernels (``train.launching``).
     """
 
     __slots__ = ("of",)
@@ -63,12 +64,14 @@ class Work:
     def taken(self, c: StepConstants, recipe: Recipe) -> dict[str, Num]:
         """What each kind takes inside a step: its time alone, times its factor."""
         narrow = c.matmul_at(recipe.dtype)
+        experts = c.experts_fused if recipe.sized_experts else c.experts
+        light = c.fused if recipe.fused else c.eager
         factors = {
-            "matmul": c.matmul, "narrow": narrow, "experts": c.experts * c.matmul,
-            "experts_narrow": c.experts * narrow,
+            "matmul": c.matmul, "narrow": narrow, "experts": experts * c.matmul,
+            "experts_narrow": experts * narrow,
             "attention": c.attention_at(recipe.attention), "scan": c.scan,
-            "light": c.fused if recipe.fused else c.eager,
-            "cold": c.cold, "waits": c.wait_experts_s,
+            "light": light, "loss": c.loss * light,
+            "cold": c.cold, "waits": 0.0,
             "kernels": c.gap_fused_s if recipe.fused else c.gap_eager_s,
         }  # fmt: skip
         return {kind: factors[kind] * value for kind, value in self.of.items()}
@@ -147,7 +150,7 @@ def _kernels(
     elif op.kind == "matmul":
         yield from _product(op, work, recipe, chip)
     else:
-        yield from _light(op, chip, gated=gated)
+        yield from _light(op, work, chip, gated=gated)
 
 
 def _product(op: Op, work: Workload, recipe: Recipe, chip: Chip) -> Iterator[tuple[str, Num, Num]]:
@@ -166,8 +169,9 @@ def _product(op: Op, work: Workload, recipe: Recipe, chip: Chip) -> Iterator[tup
         for m, n, k in ((op.m, op.n, op.k), (op.m, op.k, op.n), (op.k, op.n, op.m))
     )
     if op.part == "lm_head":
-        light = memory_s(chip, product(op.m, op.n) * loss_bytes(recipe))
-        yield "light", light / 2, light / 2
+        moved = product(op.m, op.n) * loss_bytes(recipe)
+        loss = memory_s(chip, moved, pieces=loss_pieces(recipe))
+        yield "loss", loss / 2, loss / 2
     cold = memory_s(chip, product(op.m, op.repeat, op.n + op.k) * dtype_bytes(work.dtype))
     yield "cold", cold, 2 * cold
     if recipe.adapter is not None:  # frozen: no gradient of the weights, and that of adapters is
@@ -195,17 +199,24 @@ def _grouped(op: Op, work: Workload, recipe: Recipe, chip: Chip) -> Iterator[tup
     if recipe.adapter is not None:
         weights = 0.0
     width: Any = op.k if op.name.endswith("experts_up") else op.n
-    sorted_s = memory_s(chip, product(op.m, op.repeat, width, SORTED_BYTES))
-    yield "light", sorted_s, sorted_s
     if not recipe.sized_experts:
+        sorted_s = memory_s(chip, product(op.m, op.repeat, width, SORTED_BYTES))
+        yield "light", sorted_s, sorted_s
         yield "waits", launched / 2, launched
     yield "experts_narrow" if narrow else "experts", forward, inputs + weights
     yield "kernels", launched, 2 * launched
 
 
-def memory_s(chip: Chip, moved: Num, kind: Light = "copy") -> Num:
-    """Seconds to pass so many bytes through memory, at what work of a kind reaches of it."""
-    return moved / (chip.memory_bytes_per_s * chip.constants.elementwise.at(kind)[0])
+def memory_s(
+    chip: Chip, moved: Num, kind: Light = "copy", pieces: Num | None = None
+) -> Num:  # fmt: skip
+    """Seconds to pass so many bytes through memory, at what work of a kind reaches of it.
+
+    ``pieces`` are the equal parts they are moved in, where their size counts.
+    """
+    e = chip.constants.elementwise
+    slow = 1.0 if pieces is None else e.slowed(moved / pieces)
+    return moved * slow / (chip.memory_bytes_per_s * e.at(kind)[0])
 
 
 def wide_dtype(recipe: Recipe) -> str:
@@ -226,6 +237,11 @@ def loss_bytes(recipe: Recipe) -> float:
     return 8.0 if recipe.fused_loss else 6 + 6 * dtype_bytes(recipe.logits)
 
 
+def loss_pieces(recipe: Recipe) -> float:
+    """Kernels that the loss is made of, each of which reads and writes the logits."""
+    return loss_bytes(recipe) / (2 * dtype_bytes(recipe.logits))
+
+
 def _attention(
     op: Op, work: Workload, recipe: Recipe, chip: Chip, *, turned: bool
 ) -> Iterator[tuple[str, Num, Num]]:
@@ -234,8 +250,9 @@ def _attention(
     launched = wide(op.times)
     if turned:  # each is read and written
         heads: Any = shape.n_head + shape.n_kv_head
-        moved = product(op.m, work.batch, heads, shape.d_key, 2 * 2, op.times)
-        turning = memory_s(chip, moved, "rotary")
+        each = 2 * dtype_bytes(work.dtype)
+        moved = product(op.m, work.batch, heads, shape.d_key, op.times) * each
+        turning = memory_s(chip, moved, "rotary", launched)
         yield "light", turning, turning
         yield "kernels", launched, launched
     once, again = (
@@ -251,15 +268,16 @@ def _attention(
     yield "kernels", few * launched, few * launched
 
 
-def _light(op: Op, chip: Chip, *, gated: bool) -> Iterator[tuple[str, Num, Num]]:
+def _light(op: Op, work: Workload, chip: Chip, *, gated: bool) -> Iterator[tuple[str, Num, Num]]:
     """Work that moves bytes: forward once, backward twice (the gradient comes in as well).
 
     A residual reads two streams and writes one; so does an activation with a gate.
     """
     two = op.name.endswith(".residual") or (gated and op.name.endswith("activation"))
-    moved = product(op.elements, op.m, op.repeat) * (3 if two else 2)
-    once = memory_s(chip, moved, LIGHT.get(op.kind, "copy"))
+    streams = 1.5 if two else 1.0
+    moved = product(op.elements, op.m, op.repeat) * (streams * dtype_bytes(work.dtype))
     launched = wide(op.times)
+    once = memory_s(chip, moved, LIGHT.get(op.kind, "copy"), launched)
     yield "light", once, 2 * once
     yield "kernels", launched, launched
 

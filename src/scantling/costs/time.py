@@ -78,7 +78,7 @@ def attention_shape(op: Op, workload: Workload) -> Shape:
     as in an encoder, each query head is taken to have its own.
     """
     both: Any = op.k // (2 if op.backward else 1)
-    heads: Any = op.repeat // (op.times * workload.batch)
+    heads: Any = maximum(1, op.repeat // (maximum(op.times, 1) * workload.batch))
     cache, size = op.cache, dtype_bytes(workload.dtype)
     kept: Any = 0 if cache is None else maximum(cache.per_token, cache.cross)
     kv_heads: Any = heads
@@ -128,7 +128,8 @@ def op_time(op: Op, workload: Workload, chip: Chip, attention: str = "flash3") -
         return product_time(op, workload, chip)
     if op.kind == "scan":
         return stream_time(chip, workload.dtype, flops, moved, launches)
-    return elementwise_time(chip, moved, launches, LIGHT.get(op.kind, "copy"), op.n)
+    kind = LIGHT.get(op.kind, "copy")
+    return elementwise_time(chip, moved, launches, kind, op.n, wide(op.times))
 
 
 def product_time(op: Op, workload: Workload, chip: Chip) -> Time:
@@ -143,11 +144,12 @@ def product_time(op: Op, workload: Workload, chip: Chip) -> Time:
         reached = touched(op.experts, op.top_k, tokens)
         k = op.m if depth else op.k
         return grouped_time(chip, workload.dtype, tokens * op.top_k, op.n, k, reached, op.times)
+    present = maximum(op.times, 1)  # a kind that a row of a column lacks: worked out, times 0
     cache: Any = 0
     if op.cache is not None:
         kept = cache_bytes(op.cache, workload.context, workload.kv_dtype)
-        cache = kept * workload.batch / op.times
-    groups: Any = op.repeat / op.times
+        cache = kept * workload.batch / present
+    groups: Any = maximum(op.repeat, 1) / present
     return gemm_time(chip, workload.dtype, op.m, op.n, op.k, groups, op.times, cache,
                      widths=row_widths(op))  # fmt: skip
 

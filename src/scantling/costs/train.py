@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from msgspec import Struct
@@ -15,8 +15,8 @@ from scantling.costs.count import Convention, forward_flops
 from scantling.costs.exposed import Traffic, held, shown, traffic
 from scantling.costs.passes import Pass, memory_s, one_pass, rotary
 from scantling.costs.pipeline import schedule
-from scantling.costs.ranks import placed_operators
-from scantling.hardware import Cluster
+from scantling.costs.ranks import Placed, placed_operators
+from scantling.hardware import Chip, Cluster
 from scantling.hardware.constants import StepConstants
 from scantling.ops import Op, operators
 from scantling.spec import Spec, Workload, dtype_bytes
@@ -97,7 +97,7 @@ def terms(spec: Spec, plan: Plan, recipe: Recipe, context: int, cluster: Cluster
     if recipe.optimizer not in {"sgd", "none"}:
         each = each + 4 * dtype_bytes(recipe.moments)
     moved = owned * each * trained
-    on_chip = memory_s(cluster.chip, moved)
+    on_chip = memory_s(cluster.chip, moved) * by_tensor(placed, recipe, cluster.chip)
     handled = weights * trained * handled_bytes(plan, recipe)
     if recipe.adapter is not None and recipe.adapter.packed:
         handled = handled + weights * UNPACKED_BYTES
@@ -109,6 +109,24 @@ def terms(spec: Spec, plan: Plan, recipe: Recipe, context: int, cluster: Cluster
     )  # fmt: skip
 
 
+def by_tensor(placed: Iterable[Placed], recipe: Recipe, chip: Chip) -> Num:
+    """The factor on the optimizer's time where the size of each tensor counts.
+
+    A kernel of the optimizer reads one and writes one of a tensor's size.
+    """
+    e = chip.constants.elementwise
+    if not e.slower:
+        return 1.0
+    size, whole = dtype_bytes(recipe.gradients), 0.0
+    slow: Num = 0.0
+    for tensor in (t for p in placed for t in p.op.tensors if not t.buffer and not t.alias):
+        total: Any = tensor.size()
+        slow = slow + total * e.slowed(2 * size * tensor.each())
+        whole = whole + total
+    share: Num = slow / whole
+    return share
+
+
 class Parts(Struct, frozen=True):
     """A step by what it waits for, in seconds."""
 
@@ -117,6 +135,8 @@ class Parts(Struct, frozen=True):
     bubble_s: Num
     communication_s: Num
     optimizer_s: Num
+    starved_s: Num = 0.0
+    """The part of compute in which the chip waits for the host's launches."""
 
     @property
     def step_s(self) -> Num:
@@ -139,7 +159,8 @@ def assemble(t: Terms, plan: Plan, recipe: Recipe, c: StepConstants) -> Parts:
         again = forward - one.core.seconds(c, recipe) - 0.5 * one.products.seconds(c, recipe)
     light = c.fused if recipe.fused else c.eager
     layers = forward + light * t.handled_s + one.backward.seconds(c, recipe) + again
-    layers = maximum(layers, launching(t, plan, recipe, c))
+    launched = maximum(layers, launching(t, plan, recipe, c))
+    starved, layers = plan.n_micro_batch * (launched - layers) / plan.pp, launched
     head, embedding = one.head.seconds(c, recipe), one.embedding.seconds(c, recipe)
     if t.mtp_passes:  # each is one more layer and one more output product
         head = head * (1 + t.mtp_passes) + layers * (t.mtp_passes / n_layer)
@@ -166,15 +187,20 @@ def assemble(t: Terms, plan: Plan, recipe: Recipe, c: StepConstants) -> Parts:
     communication = m * inside / plan.pp
     optimizer = c.optimizer * t.optimizer_s + t.offload_bytes / c.offload_bytes_per_s
     return Parts(busy - communication, m * again / plan.pp, bubble, communication + sharing,
-                 optimizer)  # fmt: skip
+                 optimizer, starved)  # fmt: skip
 
 
 def launching(t: Terms, plan: Plan, recipe: Recipe, c: StepConstants) -> Num:
-    """What the host takes to launch the kernels of a micro-batch, of which chips may run dry."""
-    there, back = t.one.forward.of.get("kernels", 0), t.one.backward.of.get("kernels", 0)
-    again = there if plan.recompute == "full" else 0
+    """What the host takes to launch the kernels of a micro-batch, of which chips may run dry.
+
+    In a layer of experts it learns how many tokens each gets before it launches their kernels.
+    """
+    again = 2 if plan.recompute == "full" else 1
+    there, back = t.one.forward.of, t.one.backward.of
     each = c.launch_fused_s if recipe.fused else c.launch_eager_s
-    return each * (there + back + again)
+    kernels = again * there.get("kernels", 0) + back.get("kernels", 0)
+    waits = again * there.get("waits", 0) + back.get("waits", 0)
+    return each * kernels + c.wait_experts_s * waits
 
 
 def forward_time(
@@ -218,8 +244,8 @@ def handled_bytes(plan: Plan, recipe: Recipe) -> float:
 
 ERRORS = {
     "narrow": "error_narrow", "experts": "error_experts", "experts_narrow": "error_experts",
-    "scan": "error_experts", "waits": "error_experts", "attention": "error_attention",
-    "light": "error_light", "cold": "error_light", "kernels": "error_light",
+    "scan": "error_experts", "attention": "error_attention", "light": "error_light",
+    "loss": "error_light", "cold": "error_light", "kernels": "error_light",
 }  # fmt: skip
 """Which error each kind of work has beside that of the whole step."""
 
@@ -240,7 +266,7 @@ def concerned(
         sent = t.sent.expert_s * (plan.n_micro_batch / plan.pp) / step
         found["error_experts"] = found.get("error_experts", 0.0) + sent
     found["error_sent"] = parts.communication_s / step
-    found["error_bubble"] = parts.bubble_s / step
+    found["error_bubble"] = (parts.bubble_s + parts.starved_s) / step
     if plan.tp * plan.pp > 1:
         found["error_split"] = parts.compute_s / step
     return found

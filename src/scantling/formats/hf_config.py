@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+from scantling.errors import FieldError
 from scantling.formats import hf
 from scantling.formats.context import far_rope
 from scantling.formats.registry import Exported, register
@@ -23,8 +24,15 @@ def export(spec: Spec) -> Exported:
         >>> export(catalog.model("qwen3-8b")).values["head_dim"]
         128
     """
-    config = hf.write(spec)
+    kind = scaling_of(far_rope(spec)).get("rope_type")
+    try:
+        config = hf.write(spec)
+    except FieldError:
+        if kind is None:
+            raise
+        rule = "cannot be written: no class of the table that fits this model reads it"
+        raise FieldError("rope_scaling", kind, rule) from None
     notes = []
-    if scaling_of(far_rope(spec)).get("rope_type") == "llama3":
+    if kind == "llama3":
         notes.append("rope_type llama3 needs transformers 4.43 or newer")
     return Exported("hf", config, json.dumps(config, indent=2) + "\n", tuple(notes))

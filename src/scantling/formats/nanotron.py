@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from scantling.formats.context import reading
 from scantling.formats.registry import Exported, register
+from scantling.formats.scaling import reading
 from scantling.formats.target import (
     DECODER,
     Parts,

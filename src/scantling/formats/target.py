@@ -33,6 +33,7 @@ from scantling.spec import (
     Stack,
     Window,
 )
+from scantling.spec.rotation import scaling_settings
 from scantling.spec.vary import nodes
 
 T = TypeVar("T")
@@ -203,10 +204,7 @@ def rope_of(layers: list[Parts], target: str) -> Rope | None:
 
 def scaling_of(rope: Rope | None) -> dict[str, Any]:
     """The context extension of a rotary setting as a dictionary, its kind under ``rope_type``."""
-    pairs = dict(rope.scaling or ()) if rope is not None else {}
-    if "type" in pairs:
-        pairs.setdefault("rope_type", pairs.pop("type"))
-    return pairs if pairs.get("rope_type", "default") != "default" else {}
+    return scaling_settings(rope)
 
 
 def windows_of(layers: list[Parts], target: str) -> tuple[int | None, list[int]]:

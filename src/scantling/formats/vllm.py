@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from scantling.formats import hf
 from scantling.formats.context import far_rope
+from scantling.formats.hf.layout import thaw
 from scantling.formats.registry import Exported, register
 from scantling.formats.target import context_of, scaling_of
 from scantling.spec import Dense, Experts, GroupedAttention, LatentAttention, Spec, divisors
@@ -42,9 +43,11 @@ def export(spec: Spec) -> Exported:
     values["tensor-parallel-size"] = parallel_sizes(spec)
     rope = far_rope(spec)
     settings = scaling_of(rope)
+    if context is not None and settings.get("rope_type") == "dynamic":  # the limit stays as trained
+        values["max-model-len"] = int(context * settings["factor"])
     if settings and rope is not None:
         values["hf-overrides"] = {
-            "rope_scaling": settings, "rope_theta": rope.theta,
+            "rope_scaling": thaw(settings.items()), "rope_theta": rope.theta,
             "max_position_embeddings": config.get("max_position_embeddings", context),
         }  # fmt: skip
     if any(isinstance(node, Experts) for _, node in nodes(spec)):

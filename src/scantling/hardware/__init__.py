@@ -10,21 +10,27 @@ from typing import Any
 import msgspec
 
 from scantling.errors import FieldError, UnknownNameError
+from scantling.hardware.chip_file import chip_text, is_path, read_chip, write_chip
 from scantling.hardware.constants import constants
-from scantling.hardware.parts import Chip, Cluster, Network, Node, Rates
+from scantling.hardware.parts import Chip, Cluster, Error, Measured, Network, Node, Rates
 from scantling.sources import read_data
 from scantling.units import SI
 
 __all__ = [
     "Chip",
     "Cluster",
+    "Error",
+    "Measured",
     "Network",
     "Node",
     "Rates",
     "chip",
+    "chip_text",
     "chips",
     "network",
     "node",
+    "read_chip",
+    "write_chip",
 ]
 
 NETWORK = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(b|bit|bps)(?:/s|ps)?\s*", re.IGNORECASE)
@@ -49,16 +55,20 @@ def chip(name: str) -> Chip:
     Nor do a number of chips before the name and a link after it: ``8x H200 NVLink4``.
 
     Args:
-        name: ``h100-sxm``, ``H100 SXM``, or what ``torch.cuda.get_device_name()`` says:
-            ``NVIDIA H100 80GB HBM3``, ``Tesla V100-SXM2-32GB``.
+        name: ``h100-sxm``, ``H100 SXM``, a chip file (``./my-cpu.toml``), or what
+            ``torch.cuda.get_device_name()`` says: ``NVIDIA H100 80GB HBM3``,
+            ``Tesla V100-SXM2-32GB``.
 
     Raises:
         UnknownNameError: If no chip has that name; it names the nearest.
+        FieldError: If a file is no chip.
 
     Example:
         >>> chip("NVIDIA A100-SXM4-80GB").key, chip("rtx_4090").memory_kind
         ('a100-sxm-80gb', 'GDDR6X')
     """
+    if is_path(name.strip()):
+        return read_chip(name.strip())
     known = _names()
     for spelling in _spellings(name):
         if spelling in known:

@@ -23,6 +23,57 @@ class Rates(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     int8: float | None = None
 
 
+class Error(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How far predictions were from measurements of one kind.
+
+    Args:
+        kind: ``gemm``, ``attention``, …
+        fitted: Mean absolute relative error on what was fitted; None where nothing was.
+        held: On what was held out; None where nothing was.
+        inside: Share of what was held out within its 90 % interval.
+        n_fitted: How many were fitted.
+        n_held: How many were held out.
+    """
+
+    kind: str
+    fitted: float | None = None
+    held: float | None = None
+    inside: float | None = None
+    n_fitted: int = 0
+    n_held: int = 0
+
+
+class Measured(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """When, with what and how well a machine was measured.
+
+    Args:
+        when: Date and time, ISO 8601, UTC.
+        device: ``cpu`` or ``cuda``.
+        threads: Threads of the CPU; predictions hold for as many.
+        clock: ``thread`` is the time one thread ran, whatever else did; ``wall`` is time passed.
+        software: (name, version) of what was measured with.
+        quick: Whether a third of the cases was measured.
+        seconds: What it took.
+        load: Programs that wanted to run meanwhile, per core: above 1 the machine was shared.
+        spread: Median over cases of median visit over fastest, less one.
+        errors: By kind of case.
+        alignment: (power of two, ratio): time per operation of a product whose widths no larger
+            power divides, over that of a neighbour that 64 divides.
+    """
+
+    when: str
+    device: str
+    threads: int
+    clock: str
+    software: tuple[tuple[str, str], ...]
+    quick: bool
+    seconds: float
+    load: float
+    spread: float
+    errors: tuple[Error, ...]
+    alignment: tuple[tuple[int, float], ...] = ()
+
+
 class Chip(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One accelerator, as software sees it: rates, memory and links in base units.
 
@@ -44,6 +95,7 @@ class Chip(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         datasheet_only: No measurement stands behind it.
         sources: Keys of the bibliography that cover its numbers.
         source_of: (field, key) where a field has a better one.
+        measured: How it was measured, for a chip of ``scantling calibrate``.
         unverified: Fields typed from memory or derived by the rule in ``notes``; ``*`` is all.
 
     Example:
@@ -80,6 +132,7 @@ class Chip(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     source_of: tuple[tuple[str, str], ...] = ()
     unverified: tuple[str, ...] = ()
     notes: str = ""
+    measured: Measured | None = None
 
     @property
     def dtypes(self) -> tuple[str, ...]:
@@ -114,7 +167,7 @@ class Chip(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         value = getattr(self.rates, name, None)
         if value is None:
             near = {"bf16": ["fp16"], "fp16": ["bf16"], "tf32": ["fp32"], "fp4": ["fp8"]}
-            wanted = [*near.get(name, []), "bf16", "fp16", "int8"]
+            wanted = [*near.get(name, []), "bf16", "fp16", "int8", "fp32"]
             use = next((d for d in wanted if d in self.dtypes), "")
             has = f"it has {', '.join(self.dtypes)}" if self.dtypes else "none is published"
             rule = f"has no rate on {self.key} ({has})"

@@ -33,12 +33,12 @@ STYLE = """
 @media (prefers-color-scheme: dark) { :root { --ink: #e6ebf0; --soft: #9fb0bf; --line: #3a4651;
   --paper: #14191e; --in: #6db3f2; --out: #ff9457; --warn: #3a2a17; } }
 body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper);
-  max-width: 1080px; margin: 2rem auto; padding: 0 1rem; }
+  max-width: 1320px; margin: 2rem auto; padding: 0 1rem; }
 h2 { margin: 2.5rem 0 .25rem; font-size: 1.15rem; overflow-wrap: anywhere; }
 a { color: var(--in); }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: 13px; }
-th, td { padding: .25rem .6rem; border-bottom: 1px solid var(--line); text-align: right;
+th, td { padding: .25rem .45rem; border-bottom: 1px solid var(--line); text-align: right;
   white-space: nowrap; }
 th:first-child, td:first-child, td:nth-child(2), th:nth-child(2), td:last-child {
   text-align: left; }

@@ -332,10 +332,8 @@ def days_quantity(train: Estimate, b: Budget) -> Quantity:
     """Training days with their interval and reasons."""
     why = (
         f"operators on {b.chip} × {b.n_gpu}, {b.dtype}: kernels × what a step takes over them",
-        (
-            "90 %, by what each part was off by in public runs; FSDP, no memory limit "
-            "(constants/step.toml)"
-        ),
+        "90 %, by what each part was off by in public runs (constants/step.toml)",
+        "weights, gradients and states shared by all (FSDP), no memory limit",
     )
     return Quantity(
         value=float(train.value_s) / DAY_S,

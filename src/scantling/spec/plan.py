@@ -152,8 +152,8 @@ class Recipe(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         fused_loss: Whether one kernel makes the loss and, in place, its gradient.
         foreach: Whether the optimizer works on lists of tensors, which takes one more copy of the
             weights at the step.
-        sized_experts: Whether the host need not wait for how many tokens each expert gets: a fixed
-            capacity, or kernels that read the counts themselves.
+        sized_experts: Whether kernels read how many tokens each expert gets, and sort, quantise
+            and activate them themselves, so that the host need not wait for it.
         offload: Whether optimizer states live on the host.
         offload_weights: Whether shared weights live there too and come when they are gathered.
         bucket_elements: Elements of weights and gradients that software keeps in flight in buckets

@@ -117,6 +117,9 @@ def largest_divisor(n: int, most: int) -> int:
     return max(d for d in range(1, most + 1) if n % d == 0)
 
 
+MOST_CHUNKS = 8
+
+
 @runs("train_megatron_weak_scaling.csv")
 def megatron(row: CsvRow) -> Run:
     """Megatron-LM of 2021 (FP16) or of 2024 (BF16).
@@ -126,7 +129,7 @@ def megatron(row: CsvRow) -> Run:
 
     Micro-batches and interleaving are not printed. Taken: micro-batches of up to 2 that leave
     four to a stage; in 2021 of 1 with a pipeline, else of up to 4 (its paper finds 1 to 4 best).
-    Up to 4 chunks to a stage.
+    As many chunks to a stage as divide it, up to 8.
     """
     n_gpu, tp, pp = int(row["n_gpus"]), int(row["tp"]), int(row["pp"])
     dp = n_gpu // (tp * pp)
@@ -134,7 +137,7 @@ def megatron(row: CsvRow) -> Run:
     modern = row["precision"] == "bf16"
     micro = 1 if pp > 1 and not modern else largest_divisor(each, 2 if modern else 4)
     micro = micro if each >= 4 * pp * micro else 1
-    chunks = largest_divisor(layers // pp, 4) if pp > 1 and layers % pp == 0 else 1
+    chunks = largest_divisor(layers // pp, MOST_CHUNKS) if pp > 1 and layers % pp == 0 else 1
     plan = Plan(
         tp=tp, pp=pp, dp=dp, virtual=chunks, zero=1 if modern else 0, sequence_parallel=modern,
         micro_batch=micro, n_micro_batch=each // micro,
@@ -193,9 +196,9 @@ def bridge(row: CsvRow) -> Run:
     """Megatron-Core by its own recipes: all fused, all overlapped, distributed optimizer.
 
     Experts are not split by tensor. Modules that predict later tokens run unless a row says not.
-    The host waits for the sizes of experts, but not on Blackwell from release 26.06 on: there the
-    same models and plans run a constant time a layer faster than in 26.04, whatever the
-    micro-batch. Hybrids do not change with that release, so theirs never waited.
+    From release 26.06 on Blackwell runs transformers with experts 1.3 to 1.5 times as fast on the
+    same plans, whatever the micro-batch: their kernels are taken for fused ones. Hybrids do not
+    change with that release.
     """
     hardware = chip(row["system"])
     n_gpu, context = int(row["n_gpus"]), int(row["seq_len"])
@@ -208,7 +211,7 @@ def bridge(row: CsvRow) -> Run:
         n_micro_batch=max(1, int(row["global_batch"]) // (dp * micro)),
     )  # fmt: skip
     hybrid = any(op.kind == "scan" for op in operators(found.spec))
-    sized = hybrid or (row["release"] >= SIZED_SINCE and hardware.rates.fp4 is not None)
+    sized = not hybrid and row["release"] >= SIZED_SINCE and hardware.rates.fp4 is not None
     recipe = Recipe(dtype=bridge_precision(row["precision"], hardware), fused_loss=True,
                     sized_experts=sized,
                     adapter=Adapter(rank=ADAPTER_RANK) if "LoRA" in row["task"] else None,
@@ -225,7 +228,8 @@ def bridge(row: CsvRow) -> Run:
 def torchtitan(row: CsvRow) -> Run:
     """FSDP2, compiled or eager, SDPA with the second FlashAttention, full logits in FP32.
 
-    The board's peak is not published; it is that of the same die (the authors place it between
+    Tensor parallelism hides its communication only where a row says that it is asynchronous. The
+    board's peak is not published; it is that of the same die (the authors place it between
     two boards with that die), and what it reaches of it is fitted.
     """
     board = chip(row["gpu"])
@@ -235,16 +239,19 @@ def torchtitan(row: CsvRow) -> Run:
     tp, pp, cp = number(row, "tp"), number(row, "pp"), number(row, "cp")
     dp, micro = n_gpu // (tp * pp * cp), int(row["local_batch"])
     whole = number(row, "global_batch", micro * dp)
-    pipelined = pp > 1
+    if pp > 1:  # its schedules cut the local batch into as many micro-batches as there are stages
+        micro = max(1, micro // pp)
+    extra = (row.get("extra") or "").lower()
+    chunks = 2 if "interleav" in extra else 1
     plan = Plan(
-        tp=tp, pp=pp, cp=cp, dp=dp, zero=1 if pipelined else 3, shard=number(row, "fsdp", dp) * cp,
-        micro_batch=1 if pipelined else micro,
-        n_micro_batch=max(1, whole // (dp * (1 if pipelined else micro))),
+        tp=tp, pp=pp, cp=cp, dp=dp, zero=1 if pp > 1 else 3, shard=number(row, "fsdp", dp) * cp,
+        micro_batch=micro, n_micro_batch=max(1, whole // (dp * micro)), virtual=chunks,
         recompute="full" if row["activation_ckpt"] == "full" else "products",
     )  # fmt: skip
     recipe = Recipe(
-        dtype="fp8" if row["precision"] == "float8" else "bf16", attention="flash2",
+        dtype="fp8" if row["precision"].startswith("float8") else "bf16", attention="flash2",
         fused=row["torch_compile"] == "1", reduce="fp32", master=None, weights="bf16",
+        overlap=tp == 1 or "async" in extra,
     )  # fmt: skip
     return Run(spec=catalog.resolve(row["model"]).spec, plan=plan, recipe=recipe,
                cluster=cluster(board, n_gpu), context=number(row, "seq_len", 8192),

@@ -15,8 +15,9 @@ CACHE = 3.0
 
 @remembered(lambda chip, *given, **named: (id(chip), given, tuple(named.items())))
 def elementwise_time(
-    chip: Chip, moved: Num, launches: Num = 1, kind: Light = "copy", width: Num = 0
-) -> Time:
+    chip: Chip, moved: Num, launches: Num = 1, kind: Light = "copy", width: Num = 0,
+    pieces: Num | None = None,
+) -> Time:  # fmt: skip
     """The time to read and write so many bytes.
 
         launch = launch of the kind + width × an element's part
@@ -33,6 +34,8 @@ def elementwise_time(
         launches: Kernels; 0 where a neighbour does the work.
         kind: What is done.
         width: Elements of a row.
+        pieces: Equal parts the bytes are moved in, where their size counts (``slower`` of the
+            constants); None where it does not.
 
     Example:
         >>> from scantling.hardware import chip
@@ -44,6 +47,8 @@ def elementwise_time(
     fraction, launch_s, row_s, spread = e.at(kind)
     ideal = moved / chip.memory_bytes_per_s
     memory = ideal / fraction
+    if pieces is not None:
+        memory = memory * e.slowed(moved / pieces)
     launch = launches * (launch_s + width * row_s)
     value = (launch**e.sharpness + memory**e.sharpness) ** (1 / e.sharpness)
     one: Num = value / maximum(launches, 1)

@@ -20,6 +20,8 @@ OUTPUT_BYTES = 2
 """Products of narrow inputs leave 16-bit numbers."""
 DROOPS = (1e7, 1e14)
 """FLOPs between which a longer product is slower; no measurement lies outside."""
+NOTHING_S = 1e-30
+"""Shorter than any time: what a layer that does not occur is divided by."""
 
 
 @remembered(lambda chip, *given, **named: (id(chip), given, tuple(named.items())))
@@ -234,4 +236,4 @@ def _joined(compute: Num, memory: Num, p: float) -> Num:
     """The p-norm of two times, by their ratio so that no power overflows."""
     longer: Num = maximum(compute, memory)
     shorter: Num = minimum(compute, memory)
-    return longer * (1 + (shorter / longer) ** p) ** (1 / p)
+    return longer * (1 + (shorter / maximum(longer, NOTHING_S)) ** p) ** (1 / p)  # type: ignore[no-any-return]

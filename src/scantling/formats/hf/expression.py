@@ -140,6 +140,21 @@ def pairs(settings: dict[str, Any] | None) -> tuple[tuple[str, Any], ...] | None
     return None if settings is None else freeze(settings)
 
 
+def defaulted(
+    settings: dict[str, Any] | None, key: str, value: Any, kind: str | None = None
+) -> dict[str, Any] | None:
+    """Settings with what a class adds where it is not given, if they are of one kind.
+
+    Example:
+        >>> defaulted({"type": "longrope"}, "factor", 4.0)
+        {'factor': 4.0, 'type': 'longrope'}
+    """
+    own = pick(settings, "rope_type", pick(settings, "type", None))
+    if not settings or value is None or (kind is not None and own != kind):
+        return settings
+    return {key: value, **settings}
+
+
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "exact": exact, "window_of": window_of, "named": named, "over": over, "first": first,
     "spacing": spacing, "layer_names": layer_names, "range": range, "bool": bool, "int": int,
@@ -147,7 +162,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "len": len, "max": max, "min": min, "pattern_of": pattern_of, "last_word": last_word,
     "pick": pick, "unrolled": unrolled, "round_up": round_up, "ceil_div": ceil_div, "str": str,
     "enumerate": enumerate, "spread": spread, "of_layer": of_layer, "pairs": pairs, "round": round,
-    "unpaired": thaw,
+    "unpaired": thaw, "defaulted": defaulted,
 }  # fmt: skip
 
 

@@ -57,7 +57,7 @@ def read(config: dict[str, Any], *, assume: bool = False) -> Imported:
         14336
     """
     config, name = _text_part(config)
-    config = _classic_rope(config)
+    config = _one_original(_classic_rope(config))
     if name in model_types():
         return _read(config, model_type(name), [])
     try:
@@ -249,13 +249,30 @@ def _classic_rope(config: dict[str, Any]) -> dict[str, Any]:
             flat.setdefault("compress_rope_theta", nested.pop("rope_theta"))
     nested = dict(nested)
     for key in ("rope_theta", "partial_rotary_factor"):
-        if key in nested:
-            flat.setdefault(key, nested.pop(key))
+        if nested.get(key) is not None:  # transformers takes it before one beside
+            flat[key] = nested.pop(key)
     if nested.get("rope_type", "default") != "default":
         flat.setdefault("rope_scaling", nested)
     else:
         flat.setdefault("rope_scaling", None)  # said to be plain, whatever the class's default
     return flat
+
+
+def _one_original(config: dict[str, Any]) -> dict[str, Any]:
+    """The length before a context extension where the extension is.
+
+    Phi-3 and others write it beside; transformers then takes it before that of the extension.
+    """
+    settings, original = config.get("rope_scaling"), config.get("original_max_position_embeddings")
+    if not isinstance(settings, dict) or not settings or original is None:
+        return config
+    kind = settings.get("rope_type", settings.get("type"))
+    if kind not in {"llama3", "yarn", "longrope", "su"}:
+        return config
+    key = "original_max_position_embeddings"
+    original = _integer(key, "size", original, [])
+    rest = {k: v for k, v in config.items() if k != key}
+    return {**rest, "rope_scaling": {**settings, key: original}}
 
 
 def _value(key: str, kind: str, value: object, notes: list[str]) -> Any:

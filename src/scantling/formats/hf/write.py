@@ -90,8 +90,17 @@ def _write_as(kind: ModelType, fields: Any) -> dict[str, Any] | None:
             return None
     except TypeError:  # it compares what this model does not have
         return None
+    config |= _no_such_token(kind, neutral)
     config["torch_dtype"] = "bfloat16"
     return _nested_rope(config) if kind.nested_rope else config
+
+
+def _no_such_token(kind: ModelType, neutral: dict[str, Any]) -> dict[str, None]:
+    """The ids of special tokens that the class would add and a smaller vocabulary does not have."""
+    vocabulary, usual = neutral.get("vocab_size"), table()["token_ids"].get(kind.name, {})
+    if not isinstance(vocabulary, int):
+        return {}
+    return {key: None for key, token in usual.items() if vocabulary <= token}
 
 
 def _nested_rope(config: dict[str, Any]) -> dict[str, Any]:
@@ -99,6 +108,11 @@ def _nested_rope(config: dict[str, Any]) -> dict[str, Any]:
     full = dict(config.pop("rope_scaling", None) or {"rope_type": "default"})
     for key in ("rope_theta", "partial_rotary_factor"):
         full[key] = config.pop(key)
-    local = {"rope_type": "default", "rope_theta": config.pop("rope_local_base_freq")}
+    local: dict[str, Any] = {"rope_type": "default"}
+    if "swa_rope_theta" in config:  # windowed layers turn as much of a head as the others
+        local["rope_theta"] = config.pop("swa_rope_theta")
+        local["partial_rotary_factor"] = full["partial_rotary_factor"]
+    else:
+        local["rope_theta"] = config.pop("rope_local_base_freq", full["rope_theta"])
     config["rope_parameters"] = {"full_attention": full, "sliding_attention": local}
     return config

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
+from scantling.arith import Num, log2
 from scantling.hardware.constants.fitted import Scattered
+from scantling.hardware.curve import interpolate
 
 Light = Literal["copy", "norm", "activation", "rotary"]
 """Kinds of light work: what adds or copies, norms, activations, rotary positions."""
@@ -33,6 +35,9 @@ class ElementwiseConstants(Scattered, frozen=True, kw_only=True, forbid_unknown_
         activation_spread: The same of activations.
         rotary_spread: The same of turning queries and keys.
         error: Median absolute relative error on models left out.
+        slower: (log2 of the bytes one kernel moves, factor on their time): small pieces may stay
+            in a cache, large ones be given memory that the system clears first. Empty where size
+            does not count.
     """
 
     bandwidth_factor: float
@@ -53,6 +58,7 @@ class ElementwiseConstants(Scattered, frozen=True, kw_only=True, forbid_unknown_
     norm_spread: float = 1.0
     activation_spread: float = 1.0
     rotary_spread: float = 1.0
+    slower: tuple[tuple[float, float], ...] = ()
 
     def at(self, kind: Light) -> tuple[float, float, float, float]:
         """The fraction of the bandwidth, the launch, an element's part of it, and the spread."""
@@ -63,3 +69,13 @@ class ElementwiseConstants(Scattered, frozen=True, kw_only=True, forbid_unknown_
         launch_s: float = getattr(self, f"{kind}_s")
         row_s: float = getattr(self, f"{kind}_row_s")
         return fraction, launch_s, row_s, spread
+
+    def slowed(self, piece_bytes: Num) -> Num:
+        """The factor on the time of a kernel that moves so many bytes.
+
+        Example:
+            >>> from scantling.hardware import chip
+            >>> chip("h100").constants.elementwise.slowed(2**30)
+            1.0
+        """
+        return interpolate(log2(piece_bytes), self.slower) if self.slower else 1.0

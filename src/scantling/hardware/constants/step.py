@@ -22,6 +22,7 @@ class StepConstants(Fitted, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         cold: Share of a product's activations that pass through memory beside its arithmetic:
             alone it finds them in the cache of the run before, in a step it does not.
         experts: Of grouped products, over that of plain ones.
+        experts_fused: The same where sorting, quantising and activation are in their kernels.
         flash: Of attention by the first FlashAttention.
         flash_width: How its factor changes with the width of a head, 1 at 64.
         flash2: By the second.
@@ -29,6 +30,7 @@ class StepConstants(Fitted, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         scan: Of scans and short convolutions.
         eager: Of work that moves bytes, one kernel an operation.
         fused: The same compiled or fused by hand.
+        loss: Of the bytes of the loss over the vocabulary, over that of other light work.
         exposed: Share of sharing weights and gradients that is meant to hide behind compute and
             does not.
         exposed_tensor: The same of what the ranks of a tensor or context group send, and stages.
@@ -41,7 +43,8 @@ class StepConstants(Fitted, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         launch_eager_s: What the host takes to launch a kernel, run eagerly from Python: where
             that is longer than the kernels, the chip waits.
         launch_fused_s: The same compiled.
-        wait_experts_s: What a pass through a layer of experts adds where the host waits for sizes.
+        wait_experts_s: What the host takes for a pass through a layer of experts, where it waits
+            for their sizes.
         offload_bytes_per_s: Optimizer bytes a rank passes to and from the host in a second.
         decode: Factor of a decoding step over its kernels, on one chip.
         decode_low: The lower end of its 90 % range.
@@ -53,7 +56,7 @@ class StepConstants(Fitted, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         error_attention: Of attention.
         error_light: Of work that moves bytes, and of gaps between kernels.
         error_sent: Of communication that shows.
-        error_bubble: Of the bubble.
+        error_bubble: Of the bubble, and of waiting for the host.
         error_split: Of all that is computed where tensors or layers are split.
     """
 
@@ -64,6 +67,7 @@ class StepConstants(Fitted, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     matmul_nvfp4: float
     cold: float
     experts: float
+    experts_fused: float
     flash: float
     flash_width: tuple[tuple[int, float], ...]
     flash2: float
@@ -94,6 +98,7 @@ class StepConstants(Fitted, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     error_sent: float
     error_bubble: float
     error_split: float
+    loss: float = 1.0
 
     @classmethod
     def default(cls) -> StepConstants:
