@@ -23,7 +23,7 @@ QUESTION = (
 @click.command()
 @click.argument("models", nargs=-1, required=True, metavar="MODEL…")
 @click.option("--gpu", help="Chip, or several: l4,h100-sxm; without one, the chips that fit.")
-@click.option("--gpus", help="Chips in all; 1 with --gpu, else the fewest that fit.")
+@click.option("--gpus", help="Chips in all; 1,2,4,8 is the fewest of these that fit.")
 @click.option("--gpus-per-node", type=COUNT, default=8, help="Chips of a machine.")
 @click.option("--context", type=CONTEXT, help="Tokens of the longest sequence: 32k is 32768.")
 @click.option("--context-mean", type=CONTEXT, help="Mean length, where sequences differ.")

@@ -236,8 +236,8 @@ def _extended(spec: Spec, whole: int, trained: int, rope: str | None) -> tuple[S
         raise FieldError("context", whole, rule, "it has no rotary positions that could be "
                          f"stretched: use {trained} or less")  # fmt: skip
     kind = scaling_of(far_rope(spec)).get("rope_type", "yarn")
-    raise FieldError("context", whole, rule, f"extend it with --rope {kind}, or use {trained} or "
-                     "less")  # fmt: skip
+    raise FieldError("context", whole, rule, f"extend it with --rope {kind} (analyze --rope compares "
+                     f"the ways), or use {trained} or less")  # fmt: skip
 
 
 def _in_and_out(p: int | None, a: int | None, whole: int, assumed: list[str]) -> tuple[int, int]:
