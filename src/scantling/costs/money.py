@@ -118,7 +118,7 @@ def token_bill(
     Example:
         >>> from scantling.hardware import chip
         >>> t = token_bill(Estimate(0.001, 0.0005, 0.001), 2, chip("h100-sxm"), 0.5, 3.6)
-        >>> t.cost.value_s, t.joules.high_s
+        >>> t.cost.value_s, round(t.joules.high_s, 6)
         (4.0, 1.4)
     """
     joules = None

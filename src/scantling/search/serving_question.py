@@ -236,8 +236,11 @@ def _extended(spec: Spec, whole: int, trained: int, rope: str | None) -> tuple[S
         raise FieldError("context", whole, rule, "it has no rotary positions that could be "
                          f"stretched: use {trained} or less")  # fmt: skip
     kind = scaling_of(far_rope(spec)).get("rope_type", "yarn")
-    raise FieldError("context", whole, rule, f"extend it with --rope {kind} (analyze --rope compares "
-                     f"the ways), or use {trained} or less")  # fmt: skip
+    less = f"use {trained} or less"
+    if kind == "longrope":  # its factors were searched for this length
+        raise FieldError("context", whole, rule, less)
+    how = f"extend it with --rope {kind} (analyze --rope compares the ways), or {less}"
+    raise FieldError("context", whole, rule, how)
 
 
 def _in_and_out(p: int | None, a: int | None, whole: int, assumed: list[str]) -> tuple[int, int]:
