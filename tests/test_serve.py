@@ -23,7 +23,7 @@ from scantling.costs.serving_memory import (
     serving_memory,
 )
 from scantling.costs.serving_scheme import numbers, stored_in
-from scantling.costs.serving_speed import Factors, first_token_under_load, speed
+from scantling.costs.serving_speed import Factors, first_token_under_load, speed, touched_share
 from scantling.costs.train import Estimate
 from scantling.errors import FieldError, ScantlingError
 from scantling.formats import hf
@@ -670,3 +670,24 @@ def test_chips_that_no_link_joins_are_replicas():
 
     assert found.choice.trial.layout.replicas == 2
     assert not found.alternatives
+
+
+@pytest.mark.parametrize("skew", [0.5, 1.0])
+def test_the_experts_that_are_touched_are_those_of_a_draw(skew):
+    """Tokens that each draw eight of 128 experts by weight, without putting any back."""
+    spec = catalog.model("qwen3-30b-a3b")
+    draw = np.random.default_rng(0)
+    weights = np.arange(1, 129) ** -skew
+    keys = draw.exponential(size=(40, 32, 128)) / weights
+    chosen = np.argsort(keys, axis=2)[:, :, :8]
+    distinct = np.mean([len(np.unique(step)) for step in chosen])
+    even = 128 * (1 - (1 - 8 / 128) ** 32)
+
+    assert touched_share(spec, 32, skew) == pytest.approx(distinct / even, rel=0.06)
+
+
+def test_uneven_experts_are_read_less():
+    asked = {"gpu": "h100-sxm", "concurrency": 16, "prompt": 512, "answer": 512}
+    even, uneven = (serve("qwen3-30b-a3b", skew=s, **asked).choice.trial for s in (0.0, 1.2))
+
+    assert uneven.points[0].speed.output_s < even.points[0].speed.output_s

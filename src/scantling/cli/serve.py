@@ -15,8 +15,8 @@ from scantling.errors import ScantlingError
 QUESTION = (
     "gpu", "gpus", "gpus_per_node", "context", "context_mean", "context_p95", "batch", "prompt",
     "answer", "concurrency", "quant", "kv_dtype", "share", "hybrid", "eager", "chunk", "adapters",
-    "rank", "draft", "guesses", "accept", "prefix_hit", "slo", "price", "utilisation", "rope", "tp",
-    "pp", "dp", "ep",
+    "rank", "draft", "guesses", "accept", "prefix_hit", "skew", "slo", "price", "utilisation",
+    "rope", "tp", "pp", "dp", "ep",
 )  # fmt: skip
 
 
@@ -45,6 +45,8 @@ QUESTION = (
 @click.option("--guesses", type=COUNT, help="Tokens guessed for each step; 4 with --draft.")
 @click.option("--accept", type=float, default=0.7, help="Chance that a guess is right.")
 @click.option("--prefix-hit", type=float, default=0.0, help="Share of a prompt that is cached.")
+@click.option("--skew", type=float, default=0.0, help="How unevenly experts are chosen: "
+              "the i-th in proportion to i^-skew.")  # fmt: skip
 @click.option("--slo", metavar="ttft=500ms,tpot=30ms", help="Limits: how much load keeps them.")
 @click.option("--price", type=float, help="Money for a chip-hour.")
 @click.option("--utilisation", type=float, default=1.0, help="Share of paid time at the load.")

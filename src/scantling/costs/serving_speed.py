@@ -6,6 +6,7 @@ request under load, and what a token costs in chip-seconds.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from msgspec import Struct
@@ -27,11 +28,14 @@ from scantling.costs.serve import (
 )
 from scantling.hardware import Chip
 from scantling.hardware.constants.serve import ServeConstants
-from scantling.spec import Spec
+from scantling.spec import Experts, Spec
+from scantling.spec.vary import nodes
 
 BURSTS = (0.0, 0.5, 2.0)
 """(1 + cv²) / 2 of a queue for one server: nobody waits, every request alike, and arrivals and
 lengths so uneven that their squared coefficients of variation sum to four."""
+
+HALVINGS = 60
 
 
 class Factors(Struct, frozen=True, kw_only=True):
@@ -43,6 +47,8 @@ class Factors(Struct, frozen=True, kw_only=True):
         accept: Chance that a guess is right, each on its own, in [0, 1].
         draft: The model that guesses; None costs nothing (n-grams, heads of the model itself).
         chunk: Tokens of prompts that one step takes.
+        skew: How unevenly tokens choose experts: the i-th most wanted is chosen in proportion to
+            i^(−skew); 0 is evenly.
     """
 
     prefix_hit: float = 0.0
@@ -50,6 +56,7 @@ class Factors(Struct, frozen=True, kw_only=True):
     accept: float = 0.7
     draft: Spec | None = None
     chunk: int = CHUNK_TOKENS
+    skew: float = 0.0
 
     @property
     def tokens_per_step(self) -> float:
@@ -121,6 +128,9 @@ def speed(
     if f.prefix_hit:
         w = prefix_cached(w, spec, chip, d, f.prefix_hit)
     w = replace(w, **{f: _reading(getattr(w, f), read) for f in ("decode", "prefill", "bunch")})
+    if f.skew:
+        share = touched_share(spec, float(w.sequences * d.dp / d.pp), f.skew)
+        w = replace(w, decode=replace(w.decode, experts_s=w.decode.experts_s * share))
     base = served(w, d, c)
     plain: Any = step_time(w.decode, c)
     step: Any = plain
@@ -166,6 +176,40 @@ def prefix_cached(w: Load, spec: Spec, chip: Chip, d: Deployment, hit: float) ->
     )  # fmt: skip
 
 
+def touched_share(spec: Spec, tokens: float, skew: float) -> float:
+    """Distinct experts that a step of so many tokens touches, over those of an even choice.
+
+        even    E (1 − (1 − k/E)^m)
+        skewed  Σ 1 − (1 − πᵢ)^m,  πᵢ = 1 − e^{−λ i^(−skew)},  λ such that Σ πᵢ = k
+
+    πᵢ is the chance that a token draws expert i among k without putting any back, by weight: those
+    whose exponential clocks of rate i^(−skew) ring before the time at which k have rung.
+
+    Args:
+        spec: One model.
+        tokens: m, of all groups of a stage.
+        skew: See ``Factors``.
+
+    Example:
+        >>> from scantling import catalog
+        >>> spec = catalog.model("qwen3-30b-a3b")
+        >>> round(touched_share(spec, 32, 0.0), 6), touched_share(spec, 32, 1.0) < 0.8
+        (1.0, True)
+    """
+    experts = [n for _, n in nodes(spec) if isinstance(n, Experts)]
+    if not experts:
+        return 1.0
+    n, k, m = int(experts[0].n_expert), int(experts[0].top_k), max(tokens, 1.0)
+    weights = [float(i) ** -skew for i in range(1, n + 1)]
+    low, high = 0.0, k / weights[-1]
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        enough = sum(1 - math.exp(-middle * w) for w in weights) >= k
+        low, high = (low, middle) if enough else (middle, high)
+    found = sum(1 - math.exp(-high * w * m) for w in weights)
+    return float(found / (n * (1 - (1 - k / n) ** m)))
+
+
 def guessed_step(
     w: Load,
     spec: Spec,
@@ -184,6 +228,9 @@ def guessed_step(
     tokens = f.guesses + 1
     wide = _reading(demand(spec, chip, d, batch * tokens, context), read)
     check = replace(wide, cache_s=wide.cache_s / tokens, sequences=wide.sequences / tokens)
+    if f.skew:
+        share = touched_share(spec, float(batch * tokens * d.dp), f.skew)
+        check = replace(check, experts_s=check.experts_s * share)
     seconds: Any = step_time(check, c)
     if f.draft is not None:
         own = replace(d, tp=1, dp=1, pp=1)

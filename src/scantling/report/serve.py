@@ -62,8 +62,8 @@ def question_json(q: Question) -> dict[str, Any]:
         "quant": [s.name for s in q.schemes], "kv_dtype": q.cache, "share": q.share,
         "hybrid": q.beside.by_kind, "adapters": q.beside.adapters, "chunk": q.beside.chunk,
         "prefix_hit": q.factors.prefix_hit, "guesses": q.factors.guesses,
-        "accept": q.factors.accept, "price": q.price, "utilisation": q.utilisation,
-        "fixed": q.fixed, "assumed": list(q.assumed),
+        "accept": q.factors.accept, "skew": q.factors.skew, "price": q.price,
+        "utilisation": q.utilisation, "fixed": q.fixed, "assumed": list(q.assumed),
     }  # fmt: skip
 
 

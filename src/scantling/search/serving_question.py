@@ -122,7 +122,7 @@ def question(
     kv_dtype: str = "bf16", share: float = SHARE, hybrid: bool = False, eager: bool = False,
     chunk: int | str | None = None, adapters: int | str | None = None, rank: int | str = 16,
     draft: Any = None, guesses: int | str | None = None, accept: float = 0.7,
-    prefix_hit: float = 0.0, slo: Any = None, price: float | None = None,
+    prefix_hit: float = 0.0, skew: float = 0.0, slo: Any = None, price: float | None = None,
     utilisation: float = 1.0, rope: str | None = None, assume: bool = False, **axes: Any,
 ) -> Question:  # fmt: skip
     """Read and check a question; every value may be text in human units.
@@ -151,6 +151,7 @@ def question(
         guesses: Tokens it guesses for each step.
         accept: Chance that a guess is right.
         prefix_hit: Share of the prompt that is cached.
+        skew: How unevenly tokens choose experts; see ``costs.serving_speed.Factors``.
         slo: ``ttft=500ms,tpot=30ms``.
         price: Money for a chip for an hour.
         utilisation: Share of the paid time at which chips run at the load.
@@ -198,7 +199,7 @@ def question(
     factors = Factors(
         prefix_hit=_share("prefix-hit", prefix_hit, least=0.0), draft=own.draft,
         guesses=_guesses(guesses, draft), accept=_share("accept", accept, least=0.0, most=1.0),
-        chunk=own.chunk,
+        chunk=own.chunk, skew=_share("skew", skew, least=0.0, most=4.0),
     )  # fmt: skip
     found, named = _chips(gpu)
     fixed = _axes(axes)
