@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 REASONS = 4
 """Reasons printed; the rest are counted."""
+TOLD = 1.02
+"""Readings of a cache that differ by less are one."""
 COLOURS = {"fits": "green", "fits only if": "yellow", "does not fit": "red"}
 
 
@@ -132,7 +134,7 @@ def _print_choice(out: Console, q: Question, r: Row) -> None:
         f"{bytes_text(float(m.high))}) of {bytes_text(h.room_bytes)} = {percent(q.share)} of "
         f"{bytes_text(t.chip.usable_bytes)}: {parts}", markup=False,
     )  # fmt: skip
-    if float(m.cache_full) != float(m.cache_ideal):
+    if max(float(m.cache_full), float(m.cache)) > TOLD * float(m.cache_ideal):
         out.print(
             f"  cache   needs {bytes_text(float(m.cache_ideal))}; paged by kind of layer "
             f"{bytes_text(float(m.cache))}; with pages for the full length in every layer "
