@@ -319,16 +319,22 @@ def split_layers(n_layer: int, pp: int) -> LayerSplit:
 
 
 def _pipeline_problems(spec: Spec, plan: Plan) -> Iterator[Problem]:
+    """Chunks of interleaving are equal, where embedding and head may each stand for a layer.
+
+    So the 126 layers of Llama 3.1 405B were cut into 16 stages: 128 places less those two
+    (Grattafiori et al. 2024, section 3.3.2).
+    """
     layers = int(spec.n_layer)
     chunks = plan.pp * plan.virtual
     if plan.pp > 1 and spec.encoder is not None:
         yield Problem("pp", "pipelines of an encoder beside a decoder are not worked out; use pp 1")
-    if layers < chunks:
+    tables = 2 if plan.virtual > 1 else 0
+    if layers + tables < chunks:
         yield Problem("pp", f"{layers} layers cannot fill {chunks} pipeline chunks")
-    elif plan.virtual > 1 and layers % chunks:
+    elif plan.virtual > 1 and -layers % chunks > tables:
         yield Problem(
             "virtual", f"{layers} layers cannot be cut into pp {plan.pp} × virtual {plan.virtual} "
-            f"= {chunks} equal chunks",
+            f"= {chunks} equal chunks, nor with the embedding or the head in place of one",
         )  # fmt: skip
     if plan.virtual > 1 and plan.pp == 1:
         yield Problem("virtual", f"virtual {plan.virtual} needs more than one pipeline stage")

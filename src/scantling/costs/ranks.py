@@ -8,14 +8,14 @@ context or sequence, experts spread over ranks, and which stage has the embeddin
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from typing import Any, Literal
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from scantling.arith import Dim, ceil_div, is_array, maximum, minimum, round_up
+from scantling.costs.remember import MOST, Shared
 from scantling.ops import Op, operators
 from scantling.spec import (
     Branch,
@@ -229,22 +229,40 @@ def placed_operators(
 ) -> tuple[Placed, ...]:  # fmt: skip
     """As ``rank_operators``, with how each is split and in which layer it stands.
 
-    The last few are remembered: a search asks for the same split with many recipes.
+    Those of the last few models are remembered: a search asks for the same split with many
+    recipes. Columns of models, which have no hash, are worked out anew.
     """
-    split = Plan(
-        tp=plan.tp, pp=plan.pp, cp=plan.cp, ep=plan.ep, expert_tp=plan.expert_tp,
-        virtual=plan.virtual, sequence_parallel=plan.sequence_parallel,
-        micro_batch=plan.micro_batch, vocab_multiple=plan.vocab_multiple,
+    known = _remembered(spec)
+    if known is None:
+        return _placed(spec, plan, context, stage)
+    key = (
+        plan.tp, plan.pp, plan.cp, plan.ep, plan.expert_tp, plan.virtual,
+        plan.sequence_parallel, plan.micro_batch, plan.vocab_multiple, context, stage,
     )  # fmt: skip
-    try:
-        return _remembered(spec, split, context, stage)
-    except TypeError:  # a column of specs has no hash
-        return _placed(spec, split, context, stage)
+    if key not in known:
+        if len(known) >= MOST:
+            known.clear()
+        known[key] = Shared(_placed(spec, plan, context, stage))
+    return known[key]
 
 
-@functools.lru_cache(maxsize=4096)
-def _remembered(spec: Spec, plan: Plan, context: int, stage: int) -> tuple[Placed, ...]:
-    return _placed(spec, plan, context, stage)
+MODELS = 8
+"""Models whose operators are remembered."""
+_KEPT: dict[int, tuple[Spec, dict[Hashable, Shared] | None]] = {}
+
+
+def _remembered(spec: Spec) -> dict[Hashable, Shared] | None:
+    """The operators of a model that are known; None for a column. Its id holds while it is kept."""
+    if id(spec) not in _KEPT:
+        try:
+            hash(spec)
+            known: dict[Hashable, Shared] | None = {}
+        except TypeError:
+            known = None
+        while len(_KEPT) >= MODELS:
+            del _KEPT[next(iter(_KEPT))]
+        _KEPT[id(spec)] = spec, known
+    return _KEPT[id(spec)][1]
 
 
 def _placed(spec: Spec, plan: Plan, context: int, stage: int) -> tuple[Placed, ...]:

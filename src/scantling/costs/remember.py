@@ -16,11 +16,20 @@ MOST = 4096
 """Results kept of one function; then all are dropped."""
 
 
+class Shared(tuple[Any, ...]):
+    """Operators of one model that several plans share, so that what follows may be kept.
+
+    Those of a column of models are plain tuples: each chunk of a sweep has its own, once.
+    """
+
+    __slots__ = ()
+
+
 def remembered(key: Callable[..., Hashable]) -> Callable[[F], F]:
     """Keep the results of a function by a key made from its arguments.
 
-    What cannot be hashed (a column of models) is computed anew. The arguments are kept with the
-    result, so that a key may hold the ``id`` of one of them.
+    What cannot be hashed, and what follows from operators that are not ``Shared``, is computed
+    anew. The arguments are kept with the result, so that a key may hold the ``id`` of one.
 
     Args:
         key: From the arguments to what the result depends on.
@@ -40,6 +49,8 @@ def remembered(key: Callable[..., Hashable]) -> Callable[[F], F]:
 
         @functools.wraps(function)
         def found(*args: Any, **kwargs: Any) -> Any:
+            if isinstance(args[0], tuple) and not isinstance(args[0], Shared):
+                return function(*args, **kwargs)
             try:
                 known = key(*args, **kwargs)
                 hit = kept.get(known)

@@ -13,6 +13,7 @@ from scantling.costs.buffers import constants
 from scantling.costs.count import parameters
 from scantling.costs.exposed import context_group, expert_group, sharing, tensor_group
 from scantling.costs.passes import NARROW, Work, one_pass, rotary
+from scantling.costs.pipeline import stages
 from scantling.costs.ranks import Placed, placed_operators
 from scantling.ops import tensors
 from scantling.search.plan_question import Question
@@ -22,8 +23,8 @@ from scantling.spec.plan import Plan
 
 LARGE_TOKENS = 2**19
 """Tokens on a rank of the micro-batch whose kernels are the most efficient there are."""
-MARGIN = 0.95
-"""Of their time: a shape may meet a chip's tiles better than the large one does."""
+MARGIN = 0.93
+"""Of their time: a smaller shape may meet a chip's tiles and its power limit better."""
 
 
 FIXED = ("kernels", "waits")
@@ -42,6 +43,8 @@ class Kernels(Struct, frozen=True):
     """Of products with experts, for each token."""
     sent: float
     """That TP and CP send and nothing hides, for each token."""
+    ends: float
+    """Of the embedding and the output product, for each token."""
 
 
 class Bounds:
@@ -60,8 +63,9 @@ class Bounds:
     and messages are the most efficient ones, g of gaps between kernels, and e of experts, which
     are at least read:
 
-        pass     ((t + c) × b × S + g + max(e × b × S, weights of the experts / bandwidth)) / pp
-        step     pass × (m + (pp − 1) / virtual) + shared × (m with ZeRO 2 or 3)
+        pass     (t + c) × b × S + g + max(e × b × S, weights of the experts / bandwidth)
+        busiest  max(pass / pp, layers of the fullest stage × (pass − head and embedding) / L)
+        step     m × busiest + (pass − busiest) / virtual + shared × (m with ZeRO 2 or 3)
 
     where ``shared`` is the least that gathering weights and summing gradients adds once.
 
@@ -122,6 +126,7 @@ class Bounds:
                 fixed={mode: once[1] + more[1] for mode, more in again.items()},
                 experts={mode: (once[2] + more[2]) * each for mode, more in again.items()},
                 sent=sent * each,
+                ends=sum(self._parts(w)[0] for w in (one.head, one.embedding)) * each,
             )
         return self.layers[key]
 
@@ -247,12 +252,14 @@ class Bounds:
         sent = k.sent + (self._experts(s.tp, s.ep, s.expert_tp) / s.cp if s.ep > 1 else 0.0)
         shared = self._shared(s, zero)
         tokens = micro_batch * self.q.context
-        passes = n_micro_batch + (s.pp - 1) / s.virtual
+        layers = int(self.q.spec.n_layer)
+        fullest = float(stages(layers, s.pp, s.virtual).most) / layers
         once = shared * n_micro_batch if zero >= 2 else shared
         found = {}
         for mode in recomputes(self.q):
             one = (k.token[mode] + sent) * tokens + k.fixed[mode]
             if self.routed:
                 one = one + np.maximum(k.experts[mode] * tokens, self._read(s, mode))
-            found[mode] = one / s.pp * passes + once
+            busiest = np.maximum(one / s.pp, (one - k.ends * tokens) * fullest)
+            found[mode] = n_micro_batch * busiest + (one - busiest) / s.virtual + once
         return found

@@ -181,11 +181,12 @@ def _variants(q: Question, plain: Split) -> Iterator[Split]:
 
 
 def _chunks(q: Question, pp: int) -> list[int]:
-    """Chunks a stage can hold: all its chunks have equally many layers."""
+    """Chunks a stage can hold, all of equally many layers; two tables may stand for a layer."""
     if "virtual" in q.fixed:
         return [int(q.fixed["virtual"])]
-    each, rest = divmod(int(q.spec.n_layer), pp)
-    return [1] if pp == 1 or rest else list(divisors(each))
+    layers = int(q.spec.n_layer)
+    places = [(layers + tables) // pp for tables in range(3) if (layers + tables) % pp == 0]
+    return sorted({1, *(n for each in places for n in divisors(each))}) if pp > 1 else [1]
 
 
 def problem(q: Question, split: Split, zero: int | None = None) -> tuple[str, str] | None:
