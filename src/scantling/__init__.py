@@ -1,7 +1,7 @@
 """scantling chooses, checks and tests the dimensions of language models.
 
 The verbs of the command line are functions here: ``analyze``, ``calibrate``, ``compare``,
-``design``, ``export``, ``plan``, ``trace``, ``validate``.
+``design``, ``export``, ``plan``, ``serve``, ``trace``, ``validate``.
 Names are found on first use, so that importing the package costs a few milliseconds.
 
 Example:
@@ -38,6 +38,7 @@ NAMES = {
     "parameters": "scantling.costs.count",
     "plan": "scantling.search.plans",
     "rope": "scantling.report.rope",
+    "serve": "scantling.search.serving",
     "trace": "scantling.report.trace",
     "validate": "scantling.validate",
     "vary": "scantling.spec",

@@ -67,6 +67,8 @@ class Loaded(Struct, frozen=True):
     mtp_passes: int = 0
     """Runs of the modules that predict later tokens in a training step: modules that share their
     weights are stored once and run more often (Nemotron 3 Super)."""
+    quantization: dict[str, Any] | None = None
+    """What the config says of packed weights; None where it says nothing."""
 
 
 @functools.cache
@@ -274,8 +276,10 @@ def _from_config(config: dict[str, Any], name: str, notes: list[str], assume: bo
     if packed is not None:
         bits = "" if packed.bits is None else f", {packed.bits} bits"
         notes.append(f"quantised ({packed.method}{bits}): counts are of the weights unpacked")
-    return Loaded(name, read.spec, read.model_type, tuple(notes), read.n_mtp, towers,
-                  mtp_passes=read.n_mtp)  # fmt: skip
+    return Loaded(
+        name, read.spec, read.model_type, tuple(notes), read.n_mtp, towers, mtp_passes=read.n_mtp,
+        quantization=declared.quantization(config) or None,
+    )  # fmt: skip
 
 
 @functools.cache

@@ -17,6 +17,7 @@ VERBS = {
     "analyze": ("scantling.cli.inspect", "Exact counts, memory and ratios of a model."),
     "compare": ("scantling.cli.inspect", "Models side by side, growth decomposed."),
     "plan": ("scantling.cli.plan", "Training: memory, time and the best split over chips."),
+    "serve": ("scantling.cli.serve", "Inference: does it fit, how long, how fast, what price."),
     "trace": ("scantling.cli.inspect", "The walk of a token through the shapes."),
     "export": ("scantling.cli.export", "Write a model as config of another tool."),
     "validate": ("scantling.cli.validate", "Predictions against public tables: every error."),

@@ -213,7 +213,7 @@ def _needs(spec: Spec, batch: int, context: int, kv_dtype: str) -> Counter[_Need
     states: Counter[tuple[str, int]] = Counter()
     for op in _ops(spec, batch, context, None):
         c = op.cache
-        if c is None:
+        if c is None or not int(c.copies):  # a stage of a pipeline may lack a kind of layer
             continue
         n = int(c.copies)
         if c.per_token:

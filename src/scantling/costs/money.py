@@ -80,3 +80,53 @@ def bill(
         ideal_s=run_s, calendar_s=calendar, gpu_hours=hours, calendar_gpu_hours=paid,
         energy_kwh=energy, cost=None if price is None else paid.times(price),
     )  # fmt: skip
+
+
+SERVING_POWER_SHARE = (0.4, 0.7, 1.0)
+"""The same of a serving chip, which waits for memory more than it computes: assumed as well."""
+
+
+class TokenBill(Struct, frozen=True, kw_only=True):
+    """What a million tokens take.
+
+    Args:
+        cost: Money, at the price given; None without one.
+        joules: Energy of the chips for one token; None where their power is unknown. The paid
+            time in which they idle is left out.
+    """
+
+    cost: Estimate | None
+    joules: Estimate | None
+
+
+def token_bill(
+    token_s: Estimate, n_gpu: float, chip: Chip, utilisation: float = 1.0,
+    price: float | None = None,
+) -> TokenBill:  # fmt: skip
+    """What a million tokens take, of which each keeps so many chips busy for a time.
+
+        cost   = price × chips × seconds × 10^6 / (3600 × utilisation)
+        energy = TDP × share of it × chips × seconds
+
+    Args:
+        token_s: Seconds of all chips together that one token takes.
+        n_gpu: Chips.
+        chip: Which.
+        utilisation: Share of the paid time at which they run like this, in (0, 1].
+        price: Money for one chip for one hour.
+
+    Example:
+        >>> from scantling.hardware import chip
+        >>> t = token_bill(Estimate(0.001, 0.0005, 0.001), 2, chip("h100-sxm"), 0.5, 3.6)
+        >>> t.cost.value_s, round(t.joules.high_s, 6)
+        (4.0, 1.4)
+    """
+    joules = None
+    if chip.tdp_w is not None:
+        low, middle, high = SERVING_POWER_SHARE
+        most = token_s.times(chip.tdp_w * n_gpu)
+        joules = Estimate(most.value_s * middle, most.low_s * low, most.high_s * high)
+    cost = None
+    if price is not None:
+        cost = token_s.times(price * n_gpu * 1e6 / (HOUR_S * utilisation))
+    return TokenBill(cost=cost, joules=joules)

@@ -346,7 +346,7 @@ def load(
     context: Any = prompt + ceil_div(answer, 2)  # type: ignore[arg-type]
     bunched: Any = minimum(maximum(CHUNK_TOKENS // prompt, 1), maximum(sequences // d.pp, 1))
     return Load(
-        decode=demand(spec, chip, d, sequences / d.pp, context),
+        decode=demand(spec, chip, d, maximum(sequences / d.pp, 1), context),
         prefill=demand(spec, chip, d, 1, prompt, "prefill"),
         bunch=demand(spec, chip, d, bunched, prompt, "prefill"), bunched=bunched,
         prompt=prompt, answer=answer, sequences=sequences, queues=asked > room,

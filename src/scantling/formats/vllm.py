@@ -6,6 +6,8 @@ import json
 import shlex
 from typing import Any
 
+from msgspec import Struct
+
 from scantling.formats import hf
 from scantling.formats.context import far_rope
 from scantling.formats.hf.layout import thaw
@@ -15,6 +17,8 @@ from scantling.spec import Dense, Experts, GroupedAttention, LatentAttention, Sp
 from scantling.spec.vary import nodes
 
 LARGEST_TP = 64
+ONLINE = {"fp8": "fp8", "nf4": "bitsandbytes"}
+"""Schemes that ``vllm serve`` makes of a checkpoint in 16 bits as it loads it."""
 
 
 @register("vllm")
@@ -49,10 +53,7 @@ def export(spec: Spec) -> Exported:
     if any(isinstance(node, Experts) for _, node in nodes(spec)):
         values["enable-expert-parallel"] = [False, True]
     architecture = config["architectures"][0]
-    lines = [
-        f"--{key} {shlex.quote(json.dumps(v) if isinstance(v, dict) else str(v))}"
-        for key, v in values.items() if not isinstance(v, list)
-    ]  # fmt: skip
+    lines = flag_lines({k: v for k, v in values.items() if not isinstance(v, list)})
     lines.insert(min(1, len(lines)), "--tensor-parallel-size 1")
     sizes = ", ".join(map(str, values["tensor-parallel-size"]))
     notes = (
@@ -60,6 +61,95 @@ def export(spec: Spec) -> Exported:
         f"it reads the config of {architecture}: write it with --to hf",
     )
     return Exported("vllm", values, " \\\n".join(lines) + "\n", notes)
+
+
+def flag_lines(values: dict[str, Any]) -> list[str]:
+    """Each setting as a flag; True is the flag alone.
+
+    Example:
+        >>> flag_lines({"max-model-len": 8192, "enforce-eager": True})
+        ['--max-model-len 8192', '--enforce-eager']
+    """
+    return [
+        f"--{key}" if v is True else
+        f"--{key} {shlex.quote(json.dumps(v) if isinstance(v, dict) else str(v))}"
+        for key, v in values.items()
+    ]  # fmt: skip
+
+
+class Deployed(Struct, frozen=True, kw_only=True):
+    """What ``vllm serve`` is told of one replica.
+
+    Args:
+        tp: Tensor-parallel degree.
+        pp: Pipeline stages.
+        dp: Groups with attention of their own.
+        experts_whole: Whether experts are spread whole over the chips.
+        context: Tokens of the longest sequence.
+        sequences: At once, in each group.
+        chunk: Tokens of one step.
+        share: Of the memory that it may fill.
+        cache: Dtype of keys and values.
+        quant: Scheme of the weights.
+        eager: Whether no graphs are captured.
+        adapters: Low-rank adapters at once.
+        rank: Their rank.
+        guesses: Tokens guessed ahead.
+    """
+
+    tp: int
+    pp: int
+    dp: int
+    experts_whole: bool
+    context: int
+    sequences: int
+    chunk: int
+    share: float
+    cache: str
+    quant: str
+    eager: bool = False
+    adapters: int = 0
+    rank: int = 16
+    guesses: int = 0
+
+
+def deployed_flags(d: Deployed) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The flags of a deployment, and what no flag says.
+
+    Example:
+        >>> flags, _ = deployed_flags(Deployed(
+        ...     tp=4, pp=1, dp=2, experts_whole=True, context=32768, sequences=64, chunk=8192,
+        ...     share=0.9, cache="fp8", quant="fp8-block"))
+        >>> flags["tensor-parallel-size"], flags["enable-expert-parallel"], flags["max-num-seqs"]
+        (4, True, 64)
+    """
+    values: dict[str, Any] = {
+        "max-model-len": d.context, "max-num-seqs": d.sequences,
+        "max-num-batched-tokens": d.chunk, "gpu-memory-utilization": d.share,
+        "tensor-parallel-size": d.tp,
+    }  # fmt: skip
+    notes = []
+    sizes = {"pipeline-parallel-size": d.pp, "data-parallel-size": d.dp}
+    values |= {key: n for key, n in sizes.items() if n > 1}
+    if d.experts_whole:
+        values["enable-expert-parallel"] = True
+    if d.cache.startswith("fp8"):
+        values["kv-cache-dtype"] = "fp8"
+    elif d.cache not in {"bf16", "fp16"}:
+        notes.append(f"a cache in {d.cache} has no flag")
+    if d.quant in ONLINE:
+        values["quantization"] = ONLINE[d.quant]
+    elif d.quant not in {"bf16", "fp16", "fp32"}:
+        notes.append(f"serve a checkpoint that is packed in {d.quant}: its config says so")
+    if d.quant == "fp16":
+        values["dtype"] = "float16"
+    if d.eager:
+        values["enforce-eager"] = True
+    if d.adapters:
+        values |= {"enable-lora": True, "max-loras": d.adapters, "max-lora-rank": d.rank}
+    if d.guesses:
+        notes.append(f"{d.guesses} guessed tokens: --speculative-config names the method and model")
+    return values, tuple(notes)
 
 
 def parallel_sizes(spec: Spec) -> list[int]:

@@ -1,0 +1,147 @@
+"""``serve --vary``: the same question over a range of one of its numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from scantling import catalog
+from scantling.errors import ScantlingError
+from scantling.report.figure import need_matplotlib
+from scantling.report.serve import row_json, usable_context
+from scantling.report.serve_text import layout_words
+from scantling.report.text import show_table, table
+from scantling.report.vary import parse_range
+from scantling.search.serving import Served, answer
+from scantling.search.serving_question import AXES, Question
+from scantling.spec import check, vary
+from scantling.units import bytes_text, count_text, seconds_text
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+ASKED = ("gpus", "context", "batch", "prompt", "answer", "concurrency", "guesses", "adapters",
+         "rank", "chunk", *AXES)  # fmt: skip
+"""Numbers of the question that can be varied; every other name is a field of the model."""
+NAMES = {"in": "prompt", "out": "answer"}
+
+Ask = Callable[..., Question]
+
+
+class Row(Struct, frozen=True):
+    """One value of the range."""
+
+    value: int
+    served: Served | None
+    error: str = ""
+
+
+def varied(one: catalog.Loaded, text: str, ask: Ask) -> tuple[str, list[Row]]:
+    """An answer for every value of a range; values that break a rule say which.
+
+    Args:
+        one: The model.
+        text: ``context=8192:131072:8192`` or ``n_kv_head=1:32``.
+        ask: Makes the question for a model with some of its values changed.
+
+    Raises:
+        ScantlingError: If the range is none, or no value of it is legal.
+    """
+    field, values = parse_range(text)
+    field = field.replace("-", "_")
+    asked = NAMES.get(field, field)
+    rows: list[Row] = []
+    problem: ScantlingError | None = None
+    for value in values:
+        try:
+            if asked in ASKED:
+                q = ask(one, **{asked: value})
+            else:
+                q = ask(replace(one, spec=check(vary(one.spec, **{field: value}))))
+            rows.append(Row(value, answer(q)))
+        except ScantlingError as error:
+            problem = error
+            rows.append(Row(value, None, str(error)))
+    if problem is not None and all(r.served is None for r in rows):
+        raise problem
+    return field, rows
+
+
+def varied_json(name: str, field: str, rows: list[Row]) -> dict[str, Any]:
+    """The rows as data."""
+    return {"schema": 1, "model": name, "vary": field, "rows": [_row_json(r) for r in rows]}
+
+
+def _row_json(r: Row) -> dict[str, Any]:
+    if r.served is None:
+        return {"value": r.value, "error": r.error}
+    told: dict[str, Any] = {"value": r.value, "verdict": r.served.verdict}
+    if r.served.choice is not None:
+        told |= row_json(r.served.choice, r.served.question)
+    return told
+
+
+def print_varied(out: Console, name: str, field: str, rows: list[Row]) -> None:
+    """The rows as a table."""
+    out.print(f"[bold]{name}[/bold] over {field}:", highlight=False)
+    found = table((field, "right"), ("", "left"), ("memory", "right"), ("context", "right"),
+                  ("batch", "right"), ("first token", "right"), ("per token", "right"),
+                  ("tokens/s", "right"), ("split", "left"))  # fmt: skip
+    for r in rows:
+        shown = f"{r.value:,}"
+        if r.served is None:
+            found.add_row(shown, r.error)
+            continue
+        one = r.served.choice
+        if one is None:
+            found.add_row(shown, "no split is valid")
+            continue
+        t = one.trial
+        p = t.points[-1] if t.points else None
+        found.add_row(
+            shown, r.served.verdict, bytes_text(float(t.held.memory.total)),
+            f"{usable_context(one, r.served.question):,}", f"{one.max_batch:,}",
+            "" if p is None else seconds_text(float(p.speed.ttft_s.value)),
+            "" if p is None else seconds_text(float(p.speed.tpot_s.value)),
+            "" if p is None else count_text(float(p.tokens_per_s.value)), layout_words(t.layout),
+        )  # fmt: skip
+    show_table(out, found)
+
+
+def save_varied(field: str, rows: list[Row], path: Path) -> Path:
+    """A varied number against memory, the two times and throughput, with their intervals."""
+    figure = need_matplotlib()(figsize=(11, 2.9), layout="constrained")
+    panels = figure.subplots(1, 4)
+    kept = [(r.value, r.served.choice.trial) for r in rows
+            if r.served is not None and r.served.choice is not None]  # fmt: skip
+    memory = [(v, t.held.memory) for v, t in kept]
+    gib = 2**30
+    panels[0].plot([v for v, _ in memory], [float(m.total) / gib for _, m in memory], marker=".",
+                   color="#2c7fb8")  # fmt: skip
+    panels[0].fill_between(
+        [v for v, _ in memory], [float(m.low) / gib for _, m in memory],
+        [float(m.high) / gib for _, m in memory], color="#2c7fb8", alpha=0.15,
+    )  # fmt: skip
+    panels[0].set_title("GiB on the fullest chip", fontsize=9)
+    timed = [(v, t.points[-1]) for v, t in kept if t.points]
+    series = {
+        "seconds to the first token": [p.speed.ttft_s for _, p in timed],
+        "seconds per token": [p.speed.tpot_s for _, p in timed],
+        "tokens/s": [p.tokens_per_s for _, p in timed],
+    }
+    values = [v for v, _ in timed]
+    for axes, (name, line) in zip(panels[1:], series.items(), strict=True):
+        axes.plot(values, [float(e.value) for e in line], marker=".", color="#2c7fb8")
+        axes.fill_between(values, [float(e.low) for e in line], [float(e.high) for e in line],
+                          color="#2c7fb8", alpha=0.15)  # fmt: skip
+        axes.set_title(name, fontsize=9)
+    for axes in panels:
+        axes.set_xlabel(field)
+        axes.set_ylim(bottom=0)
+        axes.grid(alpha=0.25)
+    figure.savefig(path)
+    return path
