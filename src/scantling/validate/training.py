@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from scantling.costs.count import parameters
 from scantling.costs.train import Estimate, forward_time
 from scantling.validate.runs import PASSES, RUNS, Run, flops_a_chip, single
 from scantling.validate.table import CsvRow, NotScoredError, Scored, reads
@@ -72,36 +71,6 @@ rates("train_mleng_llama8b_seqsweep.csv", "model_tflops_per_gpu")
 seconds("train_korthikanti2022_itertime.csv", "iter_time_s", 1.0)
 seconds("train_simumax_b200.csv", "iter_time_ms", 1e-3)
 shares("train_maxtext_tpu.csv", "mfu_pct")
-
-MPT = "train_mpt_llmfoundry.csv"
-MPT_PEAK = {"h100_80gb": 989.5e12, "a100_80gb": 312e12, "a100_40gb": 312e12}
-MPT_PEAK_FP8 = 1979e12
-"""The peaks that table's MFU is against."""
-
-
-@reads(MPT, "parameters", exact=True)
-def mpt_parameters(row: CsvRow) -> Scored:
-    """Parameters of a GPT with learned positions, every bias and a tied head."""
-    run = _mpt(row)
-    return Scored(row=row["row_id"], group=run.group, actual=float(row["params"]),
-                  predicted=float(parameters(run.spec).total))  # fmt: skip
-
-
-@reads(MPT, "MFU arithmetic, %", exact=True)
-def mpt_arithmetic(row: CsvRow) -> Scored:
-    """MFU of the measured speed: (6 N + 12 L D S) × tokens/s / peak."""
-    run = _mpt(row)
-    n, width = parameters(run.spec).total, run.spec.d_model
-    each = 6 * n + 12 * run.spec.n_layer * width * run.context
-    peak = MPT_PEAK_FP8 if run.recipe.dtype == "fp8" else MPT_PEAK[row["gpu"]]
-    found = each * float(row["tokens_per_s_per_gpu"]) / peak * 100
-    return Scored(row=row["row_id"], group=run.group, actual=float(row["mfu_pct"]),
-                  predicted=float(found))  # fmt: skip
-
-
-def _mpt(row: CsvRow) -> Run:
-    """A row's run; its counts are right also where its time is an outlier."""
-    return RUNS[MPT]({**row, "n_gpus": "8"})
 
 
 def single_chip(column: str, *, compiled: bool) -> None:
