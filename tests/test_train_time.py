@@ -17,8 +17,9 @@ from scantling.costs.train import step_time, terms, training_step
 from scantling.hardware import chip, chips, cluster
 from scantling.spec import vary
 from scantling.spec.plan import Adapter, Plan, Recipe
+from scantling.validate import readers
 from scantling.validate.runs import RUNS, measured_step
-from scantling.validate.table import TABLES, Scored, scores
+from scantling.validate.table import Scored, scores
 
 MEASURED = pathlib.Path(__file__).parents[2] / "shared" / "data" / "measured"
 needs_tables = pytest.mark.skipif(
@@ -234,7 +235,7 @@ def test_deepseek_v3_on_2048_h800_takes_the_hours_its_authors_paid():
 
 
 def errors_of(table, quantity):
-    reader = next(t for t in TABLES if t.table == table and t.quantity == quantity)
+    reader = next(t for t in readers() if t.table == table and t.quantity == quantity)
     rows = list(csv.DictReader((MEASURED / table).read_text("utf-8").splitlines()))
     found = [s for s in scores(reader, rows) if isinstance(s, Scored)]
     return found, [abs(s.predicted / s.actual - 1) for s in found]
