@@ -264,8 +264,7 @@ def litgpt_memory(row: CsvRow) -> tuple[float, float, float, str]:
     )  # fmt: skip
     recipe = Recipe(
         gradients="bf16", master=None, moments="bf16", logits="bf16", fused=False,
-        fused_qkv=True,
-        adapter=_adapter(spec, row, weights),
+        composed=False, wide_norms="rms", fused_qkv=True, adapter=_adapter(spec, row, weights),
     )  # fmt: skip
     found = training_memory(spec, plan, recipe, int(row["longest_example_tokens"]))
     verdict = fits(found, memory_bytes)
