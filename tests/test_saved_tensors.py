@@ -75,7 +75,7 @@ def saved_bytes(monkeypatch, config):
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
 
-    def dropout(x, p=0.5, training=True, **_):
+    def dropout(x, p=0.5, training=True, *_, **__):
         return torch.native_dropout(x, p, train=True)[0] if training and p else x
 
     monkeypatch.setattr(torch.nn.functional, "dropout", dropout)
