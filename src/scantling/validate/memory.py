@@ -27,6 +27,7 @@ from scantling.spec import (
     vary,
 )
 from scantling.spec.plan import Adapter, Plan, Prompt, Recipe
+from scantling.validate.schedule import stage_micro_batches
 from scantling.validate.table import CsvRow, NotScoredError, Scored, reads
 
 GIB = 2**30
@@ -173,14 +174,13 @@ def torchtitan_peak(row: CsvRow) -> Scored:
     if not row["peak_mem_gib"]:
         raise NotScoredError("no memory was published", excluded=True)
     tp, pp, cp = (_whole(row, key, 1) for key in ("tp", "pp", "cp"))
-    local = _whole(row, "local_batch", 1)
-    n_micro = min(pp, local) if pp > 1 else 1
+    micro, n_micro = stage_micro_batches(_whole(row, "local_batch", 1), pp)
     full = row["activation_ckpt"] == "full"
     plan = Plan(
         tp=tp, pp=pp, cp=cp, zero=3,
         dp=_whole(row, "fsdp", int(row["n_gpus"]) // (tp * pp * cp)),
         virtual=2 if "interleaved" in row["extra"].lower() else 1,
-        micro_batch=max(1, local // n_micro), n_micro_batch=n_micro,
+        micro_batch=micro, n_micro_batch=n_micro,
         recompute="full" if full else "products",
     )  # fmt: skip
     recipe = Recipe(
