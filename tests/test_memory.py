@@ -122,6 +122,15 @@ def test_layers_computed_again_keep_their_input_the_others_everything():
     assert some == (8 * full + 24 * none) / 32
 
 
+def test_a_cache_may_keep_the_keys_of_every_query_head():
+    """80 layers × (64 − 8) heads × 128 × 2 × 2 bytes more a token."""
+    spec = catalog.model("llama-2-70b")
+
+    found = [resident_memory(spec, context=100, cache_heads=n).cache for n in (None, 64)]
+
+    assert found[1] - found[0] == 100 * 80 * (64 - 8) * 128 * 2 * 2
+
+
 # ---------------------------------------------------------------- states
 
 

@@ -245,15 +245,19 @@ def litgpt_peak(row: CsvRow) -> Scored:
 
 
 def litgpt_memory(row: CsvRow) -> tuple[float, float, float, str]:
-    """Bytes at the peak of a row, their interval, and whether it fits its chip."""
-    spec = catalog.resolve(row["model"], float(row["size_B"])).spec
+    """Bytes at the peak of a row, their interval, and whether it fits its chip.
+
+    This software has a head of its own where a model ties it to the token table.
+    """
+    spec = replace(catalog.resolve(row["model"], float(row["size_B"])).spec, tied=False)
     memory_bytes = chip(row["gpu"]).memory_bytes
     weights = PACKED.get(row["quantization"], "")
     if not weights:
         raise NotScoredError(f"quantization {row['quantization']} is not known")
     if "Inference" in row["section"]:
+        heads = spec.n_head if int(spec.n_kv_head) > 1 else None  # a cache repeats shared keys
         one = resident_memory(
-            spec, weights, 1, PROMPT_TOKENS + ANSWER_TOKENS, PROMPT_TOKENS
+            spec, weights, 1, PROMPT_TOKENS + ANSWER_TOKENS, PROMPT_TOKENS, heads
         )  # fmt: skip
         verdict = "yes" if one.high <= memory_bytes else "no"
         return float(one.total), float(one.low), float(one.high), verdict
