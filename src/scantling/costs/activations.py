@@ -4,11 +4,15 @@ Autograd keeps, of each operator, what its gradient needs:
 
     product y = x Wᵀ         x (once, where several products read the same)
     norm                     its input; written out in bf16, an fp32 copy of it (RMS) instead
-    activation               its input: gate and up where gated; unfused, the activated gate too
+    activation               its input: gate and up where gated; unfused, the activated gate too,
+                             and what its formula makes on the way (``KEPT_BY``)
     attention, flash         q, k, v, the output, and the log-sum-exp in fp32, 4 a s
     attention, unfused       q, k, v, softmax 2 a s²; with dropout its mask a s² and output 2 a s²;
-                             written out, 4 a s² more in fp32, and keys repeated for all heads
-    dropout                  a mask of one byte an element
+                             written out, 4 a s² more in fp32, 2 a s² where scores are capped, and
+                             keys repeated for all heads
+    experts, unfused         what each made, which its weight multiplies; of a router that scores
+                             by sigmoids, an fp32 copy of its input
+    dropout                  a mask of one byte an element, one for each branch of a block
     residual sum, lookup     nothing
 
 With 16-bit numbers, a GPT layer of width h, dropout and unfused attention that is, per token,
@@ -38,6 +42,20 @@ from scantling.spec.plan import Adapter, Plan, Prompt, Recipe
 STREAM_NORMS = ("pre_norm", "final_norm")
 """Norms whose output several products read."""
 GATES = frozenset({"gate", "experts_gate", "shared_gate"})
+
+
+KEPT_BY = {
+    "relu": 0, "sigmoid": 0, "tanh": 0, "linear": 0, "gelu_10": 2, "quick_gelu": 2,
+    "gelu_python": 3, "gelu_new": 4, "gelu_accurate": 4, "gelu_python_tanh": 4, "gelu_fast": 7,
+}  # fmt: skip
+"""Tensors of its width that an unfused activation keeps, besides its output, which the next product
+keeps; one, its input, where it is not listed. ReLU, sigmoid and tanh need no more than the output.
+
+    gelu_new    0.5 x · (1 + tanh(c (x + 0.044715 x³)))    x, 0.5 x, tanh, 1 + tanh
+    quick_gelu  x · sigmoid(1.702 x)                       x, sigmoid
+"""
+ONE_KERNEL = frozenset({"relu", "sigmoid", "tanh", "linear"})
+"""Those of ``KEPT_BY`` that are no formula but an operation of their own."""
 
 
 class Kept(Struct, frozen=True):
@@ -150,6 +168,7 @@ class _Fold:
         self.n_product = 0
         self.saved: Any = 0
         self.layer = ""
+        self.branches: set[str] = set()
 
     def step(self, placed: Placed) -> tuple[Any, Any]:
         """Bytes one occurrence of an operator keeps, and those of its gradients beside them.
@@ -162,10 +181,12 @@ class _Fold:
         if placed.layer != self.layer:
             self.layer, self.n_product = placed.layer, 0
             self.stream_kept = self.norm_kept = False
+            self.branches = set()
         leaf = op.name.rpartition(".")[2]
         if op.kind == "norm":
             return self._norm(placed, leaf), 0
         if op.kind == "matmul":
+            self.branches.add(placed.module)
             return self._product(placed, leaf)
         if op.kind == "attention":
             return self._attention(placed), 0
@@ -175,21 +196,24 @@ class _Fold:
             return self._activation(placed)
         if leaf == "residual":
             self.stream_kept = self.norm_kept = False
-            return op.m * op.n * 1 if self.recipe.dropout else 0, 0
+            masks, self.branches = max(1, len(self.branches)), set()
+            return op.m * op.n * masks if self.recipe.dropout else 0, 0
         return 0, 0
 
     def _norm(self, placed: Placed, leaf: str) -> Any:
         op = placed.op
-        plain = any(t.name.endswith("_bias") for t in op.tensors)
+        plain = op.form == "layer"
         if leaf.endswith(STREAM_NORMS):
             self.stream_kept = False
+        trained, wide = not self.frozen or self._scales(), self.recipe.wide_norms
+        scaled = (self.b if wide == "none" else 4) if trained and op.tensors else 0
+        if plain and wide == "all" and not self.recipe.fused:
+            return op.m * op.n * (8 + scaled)  # its input and that without the mean
         if self.recipe.fused or plain:
             if leaf.endswith("pre_norm") and self.norm_kept:
                 return 0  # a second norm of the same stream reads the same tensor
             self.norm_kept = self.norm_kept or leaf.endswith("pre_norm")
             return op.m * op.n * self.b
-        trained = not self.frozen or self._scales()
-        scaled = self.b if trained and op.tensors else 0
         return op.m * op.n * (4 + scaled)
 
     def _scales(self) -> bool:
@@ -220,6 +244,10 @@ class _Fold:
             grad = made
         if op.part == "router":
             left = left + op.m * op.n * 4
+            if not self.recipe.fused and op.form == "sigmoid":
+                left = left + op.m * op.k * 4
+        if leaf == "experts_down" and not self.recipe.fused:
+            left = left + made
         if isinstance(self.recipe.adapter, Prompt):
             left = left + self._prompted(placed, leaf)
         return left, grad
@@ -298,13 +326,29 @@ class _Fold:
             whole, shared = product(op.m, heads, op.k), product(op.m, op.cache.per_token)
             left = left + (whole - shared * self.plan.micro_batch) * self.b  # keys are repeated
         pairs = product(op.m, op.n, heads)
-        upcast = 0 if self.recipe.fused else 4
+        upcast: Any = 0
+        if not self.recipe.fused:
+            wide = 4 - (self.b if self.recipe.dropout else 0)  # then its 16-bit copy is not read
+            upcast = (wide if self.recipe.wide_scores else 0) + (
+                self.b if op.form == "softcap" else 0
+            )
         return left + pairs * (self.b + upcast + (1 + self.b if self.recipe.dropout else 0))
 
     def _activation(self, placed: Placed) -> tuple[Any, Any]:
         op = placed.op
         each = op.m * op.n * self.b
         inputs = 2 * each if self.gated else each
-        if self.gated and not self.recipe.fused:
-            return inputs + each, inputs + each
-        return inputs, each if self.recipe.in_place else inputs
+        if self.recipe.fused:
+            return inputs, each if self.recipe.in_place else inputs
+        own = each * self._kept_by(op.form)
+        if self.gated:
+            return own + 2 * each, 3 * each
+        return own, each if self.recipe.in_place else inputs
+
+    def _kept_by(self, activation: str) -> int:
+        """Tensors an unfused activation keeps besides its output."""
+        if activation not in ONE_KERNEL:
+            return KEPT_BY.get(activation, 1) if self.recipe.composed else 1
+        # The output is kept by the next product, or where that is frozen by the activation itself.
+        keeps = not self.frozen or self.gated or self.recipe.adapter.packed  # type: ignore[union-attr]
+        return 0 if keeps or activation == "linear" else 1

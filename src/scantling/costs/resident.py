@@ -6,12 +6,12 @@ from typing import Any
 
 from msgspec import Struct
 
-from scantling.arith import Num, maximum, product
+from scantling.arith import Dim, Num, maximum, product
 from scantling.costs.adapters import frozen_bytes, unpacked_bytes
 from scantling.costs.buffers import constants
 from scantling.costs.cache import kv_cache
 from scantling.costs.ranks import placed_operators
-from scantling.spec import Spec
+from scantling.spec import Spec, vary
 from scantling.spec.plan import Adapter, Plan
 
 
@@ -29,6 +29,7 @@ class ResidentMemory(Struct, frozen=True):
 
 def resident_memory(
     spec: Spec, weights: str = "bf16", batch: int = 1, context: int = 1, prompt: int = 1,
+    cache_heads: Dim | None = None,
 ) -> ResidentMemory:  # fmt: skip
     """The peak of a generation on one chip, before any allocator's page.
 
@@ -43,6 +44,8 @@ def resident_memory(
         batch: Sequences.
         context: Tokens of each in the cache.
         prompt: Tokens of each that are read at once.
+        cache_heads: Heads whose keys and values are kept, where software keeps them for more than
+            the model has: LitGPT for every query head, unless all share one.
 
     Example:
         >>> from scantling import catalog
@@ -61,7 +64,8 @@ def resident_memory(
         if op.kind == "matmul":
             rows = op.m if placed.layer else batch
             widest = maximum(widest, product(rows, op.n + op.k, 2))
-    cache = kv_cache(spec, batch, context).bytes
+    keeps = spec if cache_heads is None else vary(spec, n_kv_head=cache_heads)
+    cache = kv_cache(keeps, batch, context).bytes
     scratch = unpacked_bytes(ops, stored) + widest
     total = held + cache + scratch
     half = scratch * constants()["resident"]["scratch"] + total * constants()["resident"]["total"]

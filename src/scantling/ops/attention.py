@@ -97,6 +97,7 @@ def _core(a: GroupedAttention, site: Site) -> Op:
         name=f"{site.path}.core", kind="attention", part="attention", m=site.queries, n=keys,
         k=k, repeat=site.times * (a.n_head * site.batch), tensors=tuple(extra), times=site.times,
         visible=_visible(a, site, keys, sees), cache=cache, elements=k,
+        form="" if a.softcap is None else "softcap",
     )  # fmt: skip
 
 

@@ -19,7 +19,7 @@ def dense(f: Dense, site: Site) -> Iterator[Op]:
     if f.adapter_rank is not None:
         up = 2 * f.d_ff if f.gated else f.d_ff
         yield from adapters(part, (("up", up),), site.width, f.adapter_rank, site)
-    for op in _feedforward(f.d_ff, f.gated, f.in_bias, f.out_bias, part, "", site):
+    for op in _feedforward(f.d_ff, f.gated, f.in_bias, f.out_bias, part, "", site, f.activation):
         if f.activation == "xielu" and op.name.endswith(".activation"):
             alphas = site.tensor("alphas", "ffn", 2)  # one for each side of 0
             fixed = site.tensor("constants", "ffn", 2, buffer=True)
@@ -30,13 +30,14 @@ def dense(f: Dense, site: Site) -> Iterator[Op]:
 
 
 def _feedforward(
-    width: Dim, gated: bool, in_bias: bool, out_bias: bool, part: Part, prefix: str, site: Site
-) -> Iterator[Op]:
+    width: Dim, gated: bool, in_bias: bool, out_bias: bool, part: Part, prefix: str, site: Site,
+    activation: str,
+) -> Iterator[Op]:  # fmt: skip
     up: tuple[tuple[str, Dim], ...] = ((f"{prefix}up", width),)
     if gated:
         up = ((f"{prefix}gate", width), *up)
     yield site.matmul(f"{prefix}up", part, up, site.width, bias=in_bias)
-    yield site.light("elementwise", f"{prefix}activation", part, width)
+    yield site.light("elementwise", f"{prefix}activation", part, width, form=activation)
     down = ((f"{prefix}down", site.width),)
     yield site.matmul(f"{prefix}down", part, down, width, bias=out_bias)
 
@@ -68,7 +69,7 @@ def experts(f: Experts, site: Site) -> Iterator[Op]:
     known = f.n_expert if f.n_zero is None else f.n_expert + f.n_zero
     router = site.matmul("router", "router", (("router", known),), site.width,
                          bias=f.router.bias)  # fmt: skip
-    yield router
+    yield replace(router, form=f.router.scoring)
     if f.router.hashed:
         table = site.tensor("router_table", "router", site.vocab, f.top_k, buffer=True)
         yield site.light("lookup", "router_table", "router", f.top_k, (table,))
@@ -88,7 +89,8 @@ def experts(f: Experts, site: Site) -> Iterator[Op]:
     if f.gated:
         up = (("gate", f.d_expert), *up)
     yield _grouped("experts_up", up, inner, f, site)
-    yield site.light("elementwise", "experts_activation", "experts", f.d_expert * f.top_k)
+    wide = f.d_expert * f.top_k
+    yield site.light("elementwise", "experts_activation", "experts", wide, form=f.activation)
     yield _grouped("experts_down", (("down", inner),), f.d_expert, f, site)
     if f.d_latent is not None:
         yield site.matmul("latent_up", "ffn", (("latent_up", site.width),), inner,
@@ -96,7 +98,9 @@ def experts(f: Experts, site: Site) -> Iterator[Op]:
     if f.shared is not None:
         s = f.shared
         part = "shared_experts"
-        yield from _feedforward(s.d_shared, f.gated, s.bias, s.bias, part, "shared_", site)
+        yield from _feedforward(
+            s.d_shared, f.gated, s.bias, s.bias, part, "shared_", site, f.activation
+        )
         if s.gate:
             yield site.matmul(
                 "shared_expert_gate", "router", (("shared_expert_gate", 1),), site.width

@@ -129,6 +129,9 @@ class Op(Struct, frozen=True, kw_only=True):
     experts: Dim | None = None
     """Routed experts the product is spread over: ``repeat`` counts ``top_k`` of them a token."""
     top_k: Dim | None = None
+    form: str = ""
+    """Which of its like: a norm's kind, an activation's name, a router's scoring; ``softcap`` of
+    attention whose scores are capped."""
 
     def flops(self, convention: str = "full") -> Num:
         """Floating-point operations, 2 per multiply-add.

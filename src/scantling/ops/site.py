@@ -78,13 +78,14 @@ class Site(Struct, frozen=True):
             weights.append(self.tensor(f"{name}_scale", part, width))
         if norm.bias:
             weights.append(self.tensor(f"{name}_bias", part, width))
-        return self.light("norm", name, part, width * heads, tuple(weights))
+        return self.light("norm", name, part, width * heads, tuple(weights), norm.kind)
 
     def light(
-        self, kind: str, name: str, part: Part, width: Num, tensors: tuple[Tensor, ...] = ()
-    ) -> Op:
+        self, kind: str, name: str, part: Part, width: Num, tensors: tuple[Tensor, ...] = (),
+        form: str = "",
+    ) -> Op:  # fmt: skip
         """Work without a product: reads and writes ``width`` elements a token."""
         return Op(
             name=f"{self.path}.{name}", kind=kind, part=part, m=self.rows, n=width, k=1,  # type: ignore[arg-type]
-            repeat=self.times, times=self.times, tensors=tensors, elements=2 * width,
+            repeat=self.times, times=self.times, tensors=tensors, elements=2 * width, form=form,
         )  # fmt: skip

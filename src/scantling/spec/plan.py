@@ -142,6 +142,13 @@ class Recipe(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         reduce: Dtype gradients travel in.
         attention: Its kernel.
         fused: Whether elementwise work is fused (compiled, or hand-written kernels).
+        composed: Whether unfused software writes activations such as ``gelu_new`` out in sums and
+            products (transformers), or has one kernel for them (LitGPT).
+        wide_scores: Whether unfused attention takes its softmax in fp32; the classes of GPT-2 and
+            Falcon do not.
+        wide_norms: Which unfused norms are scaled in fp32 before they are written in 16 bits, not
+            after: RMS norms (classes of Gemma and OLMo 2), or layer norms written out in fp32 as
+            well (Cohere).
         in_place: Whether the kernel of the activation writes its gradient over its input.
         fused_qkv: Whether one product makes queries, keys and values, of which the value stays a
             slice.
@@ -174,6 +181,9 @@ class Recipe(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     reduce: str = "bf16"
     attention: Attention = "flash3"
     fused: bool = True
+    composed: bool = True
+    wide_scores: bool = True
+    wide_norms: Literal["none", "rms", "all"] = "none"
     in_place: bool = False
     fused_qkv: bool = False
     overlap: bool = True

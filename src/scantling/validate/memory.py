@@ -27,6 +27,7 @@ from scantling.spec import (
     vary,
 )
 from scantling.spec.plan import Adapter, Plan, Prompt, Recipe
+from scantling.validate.schedule import stage_micro_batches
 from scantling.validate.table import CsvRow, NotScoredError, Scored, reads
 
 GIB = 2**30
@@ -173,14 +174,13 @@ def torchtitan_peak(row: CsvRow) -> Scored:
     if not row["peak_mem_gib"]:
         raise NotScoredError("no memory was published", excluded=True)
     tp, pp, cp = (_whole(row, key, 1) for key in ("tp", "pp", "cp"))
-    local = _whole(row, "local_batch", 1)
-    n_micro = min(pp, local) if pp > 1 else 1
+    micro, n_micro = stage_micro_batches(_whole(row, "local_batch", 1), pp)
     full = row["activation_ckpt"] == "full"
     plan = Plan(
         tp=tp, pp=pp, cp=cp, zero=3,
         dp=_whole(row, "fsdp", int(row["n_gpus"]) // (tp * pp * cp)),
         virtual=2 if "interleaved" in row["extra"].lower() else 1,
-        micro_batch=max(1, local // n_micro), n_micro_batch=n_micro,
+        micro_batch=micro, n_micro_batch=n_micro,
         recompute="full" if full else "products",
     )  # fmt: skip
     recipe = Recipe(
@@ -245,15 +245,19 @@ def litgpt_peak(row: CsvRow) -> Scored:
 
 
 def litgpt_memory(row: CsvRow) -> tuple[float, float, float, str]:
-    """Bytes at the peak of a row, their interval, and whether it fits its chip."""
-    spec = catalog.resolve(row["model"], float(row["size_B"])).spec
+    """Bytes at the peak of a row, their interval, and whether it fits its chip.
+
+    This software has a head of its own where a model ties it to the token table.
+    """
+    spec = replace(catalog.resolve(row["model"], float(row["size_B"])).spec, tied=False)
     memory_bytes = chip(row["gpu"]).memory_bytes
     weights = PACKED.get(row["quantization"], "")
     if not weights:
         raise NotScoredError(f"quantization {row['quantization']} is not known")
     if "Inference" in row["section"]:
+        heads = spec.n_head if int(spec.n_kv_head) > 1 else None  # a cache repeats shared keys
         one = resident_memory(
-            spec, weights, 1, PROMPT_TOKENS + ANSWER_TOKENS, PROMPT_TOKENS
+            spec, weights, 1, PROMPT_TOKENS + ANSWER_TOKENS, PROMPT_TOKENS, heads
         )  # fmt: skip
         verdict = "yes" if one.high <= memory_bytes else "no"
         return float(one.total), float(one.low), float(one.high), verdict
@@ -264,8 +268,7 @@ def litgpt_memory(row: CsvRow) -> tuple[float, float, float, str]:
     )  # fmt: skip
     recipe = Recipe(
         gradients="bf16", master=None, moments="bf16", logits="bf16", fused=False,
-        fused_qkv=True,
-        adapter=_adapter(spec, row, weights),
+        composed=False, wide_norms="rms", fused_qkv=True, adapter=_adapter(spec, row, weights),
     )  # fmt: skip
     found = training_memory(spec, plan, recipe, int(row["longest_example_tokens"]))
     verdict = fits(found, memory_bytes)
