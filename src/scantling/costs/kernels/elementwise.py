@@ -48,7 +48,7 @@ def elementwise_time(
     ideal = moved / chip.memory_bytes_per_s
     memory = ideal / fraction
     if pieces is not None:
-        memory = memory * e.slowed(moved / pieces)
+        memory = memory * e.slowed(moved / maximum(pieces, 1))
     launch = launches * (launch_s + width * row_s)
     value = (launch**e.sharpness + memory**e.sharpness) ** (1 / e.sharpness)
     one: Num = value / maximum(launches, 1)
