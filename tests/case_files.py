@@ -23,6 +23,15 @@ def case(name: str) -> dict[str, Any]:
     return json.loads(found[0].read_text("utf-8"))
 
 
+def cases(*kinds: str) -> list[Any]:
+    """Every case of these kinds; one skipped stand-in where there are none."""
+    if not CASES.exists():
+        reason = f"{CASES} is not here: the cases are kept beside the project"
+        return [pytest.param({}, marks=pytest.mark.skip(reason=reason), id="no-cases")]
+    found = [json.loads(path.read_text("utf-8")) for path in sorted(CASES.glob("*.json"))]
+    return [pytest.param(one, id=one["id"].lower()) for one in found if one["kind"] in kinds]
+
+
 def holds(one: dict[str, Any], **answers: Any) -> None:
     """Each answer is what the case expects, within its tolerance."""
     for key, found in answers.items():

@@ -7,7 +7,6 @@ fields say what is asked.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Callable
@@ -16,7 +15,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from case_files import CASES, holds, read
+from case_files import cases, holds, read
 from scantling import catalog
 from scantling.costs.cache import KVCache, kv_cache
 from scantling.costs.count import parameters, solve_width
@@ -48,23 +47,13 @@ from scantling.spec import (
 )
 from scantling.units import parse_count
 
-KINDS = {"params", "kv_cache", "config_parsing"}
 Case = dict[str, Any]
 Answers = dict[str, Any]
 
 UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "MB": 10**6, "GB": 10**9}
 
 
-def cases() -> list[Any]:
-    """Every case of these kinds; one skipped stand-in where there are none."""
-    if not CASES.exists():
-        reason = f"{CASES} is not here: the cases are kept beside the project"
-        return [pytest.param({}, marks=pytest.mark.skip(reason=reason), id="no-cases")]
-    found = [json.loads(path.read_text("utf-8")) for path in sorted(CASES.glob("*.json"))]
-    return [pytest.param(one, id=one["id"].lower()) for one in found if one["kind"] in KINDS]
-
-
-@pytest.mark.parametrize("one", cases())
+@pytest.mark.parametrize("one", cases("params", "kv_cache", "config_parsing"))
 def test_a_case_met_in_public(one):
     """Every required key has the expected value; where one asks for prose, the rest has."""
     answers = by_fields(one) | OWN.get(one["id"], lambda _: {})(one)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
-from case_files import CASES, holds, read
+from case_files import cases, holds, read
 from scantling import catalog
 from scantling.costs.activations import kept
 from scantling.costs.adapters import adapted, rank_reading
@@ -39,7 +38,6 @@ from scantling.spec import Block, Branch, GroupedAttention, Layer, Run, Spec, St
 from scantling.spec.plan import Adapter, Plan, Recipe
 from scantling.validate.memory import PAPER, gpt
 
-KINDS = {"train_memory", "parallelism"}
 GB, GIB = 10**9, 2**30
 Case = dict[str, Any]
 
@@ -49,16 +47,7 @@ PURE = Recipe(gradients="bf16", master=None, moments="bf16")
 UNFUSED = Recipe(weights="fp32", master=None, attention="unfused", fused=False)
 
 
-def cases() -> list[Any]:
-    """Every case of these kinds; one skipped stand-in where there are none."""
-    if not CASES.exists():
-        reason = f"{CASES} is not here: the cases are kept beside the project"
-        return [pytest.param({}, marks=pytest.mark.skip(reason=reason), id="no-cases")]
-    found = [json.loads(path.read_text("utf-8")) for path in sorted(CASES.glob("*.json"))]
-    return [pytest.param(one, id=one["id"].lower()) for one in found if one["kind"] in KINDS]
-
-
-@pytest.mark.parametrize("one", cases())
+@pytest.mark.parametrize("one", cases("train_memory", "parallelism"))
 def test_a_case_met_in_public(one):
     """Every required key has the expected value; what must be mentioned is said by the product."""
     if one["id"] not in OWN:

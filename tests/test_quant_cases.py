@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
 
-from case_files import CASES, holds, read
+from case_files import CASES, cases, holds, read
 from scantling import catalog
 from scantling.costs.blocks import gemm_shape, padded_width, shard, token_groups
 from scantling.costs.deployment import (
@@ -25,18 +24,7 @@ from scantling.spec.relations import check
 Case = dict[str, Any]
 
 
-def cases() -> list[Any]:
-    """Every case of the kind; one skipped stand-in where there are none."""
-    if not CASES.exists():
-        reason = f"{CASES} is not here: the cases are kept beside the project"
-        return [pytest.param({}, marks=pytest.mark.skip(reason=reason), id="no-cases")]
-    found = [json.loads(path.read_text("utf-8")) for path in sorted(CASES.glob("*.json"))]
-    return [
-        pytest.param(one, id=one["id"].lower()) for one in found if one["kind"] == "quant_alignment"
-    ]
-
-
-@pytest.mark.parametrize("one", cases())
+@pytest.mark.parametrize("one", cases("quant_alignment"))
 def test_a_case_met_in_public(one):
     """Every required key has the expected value."""
     answers = ANSWERS[one["id"]](one["input"])

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from typing import Any
 
 import pytest
 
-from case_files import CASES, holds, read
+from case_files import CASES, cases, holds, read
 from scantling.costs.buffers import logits_bytes
 from scantling.costs.cache import kv_cache
 from scantling.costs.deployment import deployment, head_notes, head_widths
@@ -22,21 +21,11 @@ from scantling.spec import Spec
 from scantling.spec.plan import Plan
 from scantling.spec.relations import head_fit, swapped
 
-KINDS = {"shape_validity", "serving_fit"}
 GB, GIB = 10**9, 2**30
 Case = dict[str, Any]
 
 
-def cases() -> list[Any]:
-    """Every case of these kinds; one skipped stand-in where there are none."""
-    if not CASES.exists():
-        reason = f"{CASES} is not here: the cases are kept beside the project"
-        return [pytest.param({}, marks=pytest.mark.skip(reason=reason), id="no-cases")]
-    found = [json.loads(path.read_text("utf-8")) for path in sorted(CASES.glob("*.json"))]
-    return [pytest.param(one, id=one["id"].lower()) for one in found if one["kind"] in KINDS]
-
-
-@pytest.mark.parametrize("one", cases())
+@pytest.mark.parametrize("one", cases("shape_validity", "serving_fit"))
 def test_a_case_met_in_public(one):
     """Every required key has the expected value; what must be mentioned is said by the product."""
     answers = ANSWERS[one["id"]](one["input"])

@@ -6,13 +6,12 @@ beside the project is checked as far as its fields say what is asked.
 
 from __future__ import annotations
 
-import json
 import math
 from typing import Any
 
 import pytest
 
-from case_files import CASES, read
+from case_files import cases, read
 from scantling import catalog
 from scantling.arith import round_up
 from scantling.costs.alignment import (
@@ -33,17 +32,7 @@ Case = dict[str, Any]
 Answers = dict[str, Any]
 
 
-def cases() -> list[Any]:
-    """Every case of this kind; one skipped stand-in where there are none."""
-    if not CASES.exists():
-        reason = f"{CASES} is not here: the cases are kept beside the project"
-        return [pytest.param({}, marks=pytest.mark.skip(reason=reason), id="no-cases")]
-    found = [json.loads(path.read_text("utf-8")) for path in sorted(CASES.glob("*.json"))]
-    return [pytest.param(one, id=one["id"].lower()) for one in found
-            if one["kind"] == "speed_shape"]  # fmt: skip
-
-
-@pytest.mark.parametrize("one", cases())
+@pytest.mark.parametrize("one", cases("speed_shape"))
 def test_a_case_about_speed_met_in_public(one):
     """Every required key is what the case expects."""
     given = one["input"]
