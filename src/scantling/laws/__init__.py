@@ -14,6 +14,7 @@ from scantling.laws import (  # noqa: F401 - importing a law registers it
     aspect,
     chinchilla,
     routed,
+    shape,
     size_laws,
 )
 from scantling.laws.features import Features

@@ -106,6 +106,20 @@ def take(features: Features, chosen: Any) -> Features:
     return Features(**chosen_fields)
 
 
+def best_runs(runs: Runs) -> Runs:
+    """Of runs of one shape and one number of tokens only that of the lowest loss, in their order.
+
+    For sweeps of learning rate and batch, whose worse runs say nothing of the shape.
+    """
+    import numpy as np
+
+    tokens = np.round(np.log(runs.features.tokens), 3)
+    _, cells = np.unique(np.column_stack([runs.shapes, tokens]), axis=0, return_inverse=True)
+    order = np.lexsort((runs.loss, cells.reshape(-1)))
+    _, first = np.unique(cells.reshape(-1)[order], return_index=True)
+    return runs.take(np.sort(order[first]))
+
+
 def read_runs(path: Path, where: Sequence[str] = ()) -> Runs:
     """A CSV, or a JSONL file of one run a line, as columns.
 
@@ -226,12 +240,10 @@ def _matching(rows: Sequence[dict[str, Any]], condition: str) -> list[dict[str, 
     if not any(column in row for row in rows):
         raise FieldError("--where", column, "is no column of the runs")
     if sign in {"=", "!=", "~"}:
-        met = {
-            "=": lambda given: given == value,
-            "!=": lambda given: given != value,
-            "~": lambda given: value.lower() in given.lower(),
-        }[sign]
-        return [row for row in rows if met(str(row.get(column, "")))]
+        given = [str(row.get(column, "")) for row in rows]
+        met = {"=": [text == value for text in given], "!=": [text != value for text in given],
+               "~": [value.lower() in text.lower() for text in given]}[sign]  # fmt: skip
+        return [row for row, fine in zip(rows, met, strict=True) if fine]
     limit = _number(value)
     orders: dict[str, Callable[[float, float], bool]]
     orders = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
