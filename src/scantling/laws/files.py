@@ -87,4 +87,4 @@ def _value(value: Any) -> str:
         import json
 
         return json.dumps(value, ensure_ascii=False)
-    return repr(float(value))
+    return repr(float(f"{value:.12g}"))

@@ -7,6 +7,7 @@ entry-point group ``scantling.laws``.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -286,6 +287,9 @@ class Law(Struct, frozen=True, kw_only=True):
 LAWS: dict[str, Law] = {}
 """Every law by its name."""
 
+FITTED_HERE = ("shape", "shape-constant")
+"""Laws written by ``benchmarks/fit_laws.py``, each a law file of the package's data."""
+
 FORMS: dict[str, Form] = {}
 """Every form by its name: what a law file may be of, and what ``laws fit`` can fit."""
 
@@ -328,7 +332,14 @@ def form(name: str) -> Callable[[Form], Form]:
 
 def packaged_facts(name: str) -> Facts:
     """The facts of a law of this package."""
-    return msgspec.convert(read_data("laws.toml")["laws"][name], Facts)
+    return msgspec.convert(_tables()[name], Facts)
+
+
+@functools.cache
+def _tables() -> dict[str, Any]:
+    """The published laws of ``laws.toml`` and those fitted here, one file each."""
+    tables: dict[str, Any] = read_data("laws.toml")["laws"]
+    return tables | {name: read_data(f"law_{name}.toml") for name in FITTED_HERE}
 
 
 def law(name: str) -> Law:

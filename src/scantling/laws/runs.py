@@ -78,13 +78,25 @@ class Runs:
 
     @property
     def sizes(self) -> NDArray[np.int64]:
-        """A number for each run; sizes within 25 % of the next smaller one share it, rising."""
+        """A number for each run, rising with its size.
+
+        Sizes are parted where the next one is over 25 % larger, and a part that spans more than
+        an octave into equal steps of at most one.
+        """
         import numpy as np
 
-        order = np.argsort(self.size)
-        steps = np.diff(np.log(self.size[order]), prepend=np.log(self.size[order[0]]))
+        octaves = np.log2(self.size)
+        order = np.argsort(octaves)
+        ends = np.flatnonzero(np.diff(octaves[order]) > np.log2(1.25)) + 1
         found = np.empty(len(self), dtype=np.int64)
-        found[order] = np.cumsum(steps > np.log(1.25))
+        next_number = 0
+        for part in np.split(order, ends):
+            low, span = octaves[part].min(), float(np.ptp(octaves[part]))
+            steps = max(int(np.ceil(span)), 1)
+            place = np.minimum((octaves[part] - low) / max(span, 1e-9) * steps, steps - 1)
+            _, numbers = np.unique(place.astype(int), return_inverse=True)
+            found[part] = next_number + numbers
+            next_number += int(numbers.max()) + 1
         return found
 
     def take(self, chosen: Any) -> Runs:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from scantling.arith import Num
 from scantling.laws.features import Features, exp, log
 from scantling.laws.head_width import head_width_excess
-from scantling.laws.registry import form
+from scantling.laws.registry import FITTED_HERE, form, register
 
 
 @form("shape")
@@ -49,6 +49,10 @@ def shape(features: Features, constants: Mapping[str, float]) -> Num:
     token_term = c["B"] * exp(c["delta"] * s - c["beta"] * t)
     loss = c["E"] + size_term + token_term
     return loss if features.d_head is None else loss + head_width_excess(features.d_head)
+
+
+for _name in FITTED_HERE:
+    register(_name)(shape)
 
 
 @form("size-tokens")
