@@ -9,18 +9,23 @@ from scantling.arith import Num
 from scantling.laws.features import Features, exp, log
 from scantling.laws.head_width import head_width_excess
 from scantling.laws.registry import FITTED_HERE, form, register
+from scantling.laws.size_laws import seen_tokens
 
 
 @form("shape")
 def shape(features: Features, constants: Mapping[str, float]) -> Num:
     """Loss from body, width, depth, tokens and head width.
 
-    The ``aspect`` law with two more freedoms, both small and both held back by a prior in the fit:
+    The ``aspect`` law with two more freedoms, both small and both held back by a prior in the fit,
+    and with repetition:
 
     1. Part of the head works like body. It is ``share`` · V0 · W parameters with the vocabulary V0
        of the runs, so it depends on width alone: no vocabulary is bought by it.
                                                        n = (body + share V0 W)/N0
     2. The best width over depth may follow size:      a = ln(W/L) − ln r0 − ν ln n
+
+    3. A repeated token is worth less than a new one: D is U + U R* (1 − exp(−(D/U − 1)/R*)) with
+       U unique tokens, as in ``muennighoff-2023``.
 
     With s = ln n and t = ln(D/D0), as in ``aspect``,
 
@@ -28,7 +33,7 @@ def shape(features: Features, constants: Mapping[str, float]) -> Num:
 
     Args:
         features: ``body``, ``tokens``, ``width``, ``depth``, and ``d_head`` where there is one.
-        constants: ``E A alpha kappa r0 nu B beta delta share V0 N0 D0``.
+        constants: ``E A alpha kappa r0 nu B beta delta share V0 N0 D0 repeats``.
 
     Returns:
         Nats a token in the recipe of the runs.
@@ -36,7 +41,7 @@ def shape(features: Features, constants: Mapping[str, float]) -> Num:
     Example:
         >>> constants = {"E": 1.4, "A": 1.2, "alpha": 0.15, "kappa": 0.008, "r0": 32, "nu": 0,
         ...              "B": 0.2, "beta": 0.5, "delta": 0.15, "share": 0, "V0": 50304,
-        ...              "N0": 3e8, "D0": 5e10}
+        ...              "N0": 3e8, "D0": 5e10, "repeats": 15.4}
         >>> best = Features(body=3e8, total=3e8, width=1024, depth=32, tokens=5e10, d_head=128)
         >>> round(shape(best, constants), 6)  # every term is one: E + A + B
         2.8
@@ -44,7 +49,7 @@ def shape(features: Features, constants: Mapping[str, float]) -> Num:
     c = constants
     s = log((features.body + c["share"] * c["V0"] * features.width) / c["N0"])
     a = log(features.width / features.depth) - math.log(c["r0"]) - c["nu"] * s
-    t = log(features.tokens / c["D0"])
+    t = log(seen_tokens(features, c["repeats"]) / c["D0"])
     size_term = c["A"] * exp(c["kappa"] * (a * a) - c["alpha"] * s)
     token_term = c["B"] * exp(c["delta"] * s - c["beta"] * t)
     loss = c["E"] + size_term + token_term
@@ -64,18 +69,19 @@ def size_tokens(features: Features, constants: Mapping[str, float]) -> Num:
 
     Args:
         features: ``total`` and ``tokens``.
-        constants: ``E A alpha B beta N0 D0``.
+        constants: ``E A alpha B beta N0 D0 repeats``.
 
     Returns:
         Nats a token in the recipe of the runs.
 
     Example:
         >>> at = Features(body=3e8, total=3e8, width=1, depth=1, tokens=5e10)
-        >>> c = {"E": 1.7, "A": 0.9, "alpha": 0.3, "B": 0.2, "beta": 0.4, "N0": 3e8, "D0": 5e10}
+        >>> c = {"E": 1.7, "A": 0.9, "alpha": 0.3, "B": 0.2, "beta": 0.4, "N0": 3e8, "D0": 5e10,
+        ...      "repeats": 15.4}
         >>> round(size_tokens(at, c), 6)
         2.8
     """
-    return _of_size(features.total, features.tokens, constants)
+    return _of_size(features.total, features, constants)
 
 
 @form("body-tokens")
@@ -84,14 +90,16 @@ def body_tokens(features: Features, constants: Mapping[str, float]) -> Num:
 
     Example:
         >>> at = Features(body=3e8, total=4e8, width=1, depth=1, tokens=5e10)
-        >>> c = {"E": 1.7, "A": 0.9, "alpha": 0.3, "B": 0.2, "beta": 0.4, "N0": 3e8, "D0": 5e10}
+        >>> c = {"E": 1.7, "A": 0.9, "alpha": 0.3, "B": 0.2, "beta": 0.4, "N0": 3e8, "D0": 5e10,
+        ...      "repeats": 15.4}
         >>> round(body_tokens(at, c), 6)
         2.8
     """
-    return _of_size(features.body, features.tokens, constants)
+    return _of_size(features.body, features, constants)
 
 
-def _of_size(size: Num, tokens: Num, c: Mapping[str, float]) -> Num:
+def _of_size(size: Num, features: Features, c: Mapping[str, float]) -> Num:
+    tokens = seen_tokens(features, c["repeats"])
     size_term = c["A"] * exp(-c["alpha"] * log(size / c["N0"]))
     return c["E"] + size_term + c["B"] * exp(-c["beta"] * log(tokens / c["D0"]))
 

@@ -78,12 +78,26 @@ def muennighoff(features: Features, constants: Mapping[str, float]) -> Num:
     c = constants
     tokens, total = features.tokens, features.total
     unique = tokens if features.unique_tokens is None else minimum(features.unique_tokens, tokens)
-    seen = effective_tokens(tokens, unique, c["repeats"])
+    seen = seen_tokens(features, c["repeats"])
     fitting = minimum(total, unique * (c["A"] / c["B"]) ** (1 / c["alpha"]))
     size = effective_tokens(total, fitting, c["sizes"])
     return (
         c["E"] + c["A"] * exp(-c["alpha"] * log(size)) + c["B"] * exp(-c["beta"] * log(seen))
     )  # fmt: skip
+
+
+def seen_tokens(features: Features, repeats: float) -> Num:
+    """The tokens of a run, with repeated ones at what they are worth.
+
+    Example:
+        >>> f = Features(body=1e9, total=1e9, width=1, depth=1, tokens=4e9, unique_tokens=1e9)
+        >>> round(seen_tokens(f, 15.387756) / 1e9, 2)
+        3.73
+    """
+    if features.unique_tokens is None:
+        return features.tokens
+    unique = minimum(features.unique_tokens, features.tokens)
+    return effective_tokens(features.tokens, unique, repeats)
 
 
 def effective_tokens(tokens: Num, unique: Num, repeats: float) -> Num:
