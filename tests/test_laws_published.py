@@ -1,12 +1,19 @@
 """Published laws: their constants, their optima, and what lies outside them."""
 
+import csv
 import math
+from pathlib import Path
+from statistics import fmean
 
 import pytest
 
 from scantling.errors import FieldError, UnknownNameError
 from scantling.laws import LAWS, Features, law
+from scantling.laws.experts import effective_body
 from scantling.laws.optimum import allocations, compute_optimal, shaped
+from scantling.laws.registry import FORMS
+from scantling.laws.robust import fit_form, solve
+from scantling.laws.runs import columns
 from scantling.laws.size_laws import effective_tokens
 from scantling.sources import sources
 
@@ -128,3 +135,36 @@ def test_an_unknown_law_has_no_optimum():
         compute_optimal("llama-3", 1e21)
     with pytest.raises(FieldError, match="above zero"):
         compute_optimal("aspect", 0)
+
+
+def best_cells(name, key):
+    """The least loss over learning rates and batches of each cell."""
+    path = Path(__file__).parents[2] / "shared" / "data" / "scaling" / name
+    if not path.exists():
+        pytest.skip(f"the table of runs {name} is not beside this checkout")
+    found = {}
+    for row in csv.DictReader(path.read_text(encoding="utf-8").splitlines()):
+        cell = tuple(float(row[k]) for k in key)
+        found[cell] = min(found.get(cell, math.inf), float(row["loss"]))
+    return found
+
+
+def test_the_geometric_mean_of_active_and_all_is_the_dense_body_of_a_model_with_experts():
+    """Step-law runs from 8 B tokens on: half the error of counting active or all parameters."""
+    dense = best_cells("steplaw_dense.csv", ("params_nonemb", "tokens"))
+    rows = [{"params_nonemb": n, "tokens": d, "loss": loss} for (n, d), loss in dense.items()]
+    constants = fit_form("body-tokens").values(solve(columns(rows), "body-tokens").vector)
+    routed = best_cells("steplaw_moe.csv", ("params_active_nonemb", "params_nonemb", "tokens"))
+
+    def error(power):
+        off = []
+        for (active, everything, tokens), loss in routed.items():
+            if tokens >= 8e9:
+                body = effective_body(active, everything, power)
+                f = Features(body=body, total=body, width=1, depth=1, tokens=tokens)
+                off.append(abs(FORMS["body-tokens"](f, constants) - loss))
+        return fmean(off)
+
+    assert error(0.5) < 0.03
+    assert error(0.5) < 0.5 * error(0.0)
+    assert error(0.5) < error(1.0)

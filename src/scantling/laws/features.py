@@ -39,6 +39,7 @@ class Features(Struct, frozen=True, kw_only=True):
         granularity: Dense feed-forward width over the width of one expert, G.
         active_share: Experts a token visits over all experts, K/E.
         all_parameters: Parameters with all experts; ``total`` has those of one token.
+        all_body: Body with all experts; ``body`` has that of one token.
 
     Example:
         >>> f = Features(body=6_979_588_096, total=8_030_261_248, width=4096, depth=32,
@@ -64,6 +65,7 @@ class Features(Struct, frozen=True, kw_only=True):
     granularity: Num | None = None
     active_share: Num | None = None
     all_parameters: Num | None = None
+    all_body: Num | None = None
 
     @property
     def aspect(self) -> Num:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 
 from scantling.arith import Num
+from scantling.laws.experts import effective_body
 from scantling.laws.features import Features, exp, log
 from scantling.laws.head_width import head_width_excess
 from scantling.laws.registry import FITTED_HERE, form, register
@@ -27,6 +28,9 @@ def shape(features: Features, constants: Mapping[str, float]) -> Num:
     3. A repeated token is worth less than a new one: D is U + U R* (1 − exp(−(D/U − 1)/R*)) with
        U unique tokens, as in ``muennighoff-2023``.
 
+    4. With experts the body is the geometric mean of what a token passes and what is stored
+       (``experts.effective_body``).
+
     With s = ln n and t = ln(D/D0), as in ``aspect``,
 
         L = E + A exp(κ a² − α s) + B exp(δ s − β t) + excess(h)
@@ -47,7 +51,10 @@ def shape(features: Features, constants: Mapping[str, float]) -> Num:
         2.8
     """
     c = constants
-    s = log((features.body + c["share"] * c["V0"] * features.width) / c["N0"])
+    body = features.body
+    if features.all_body is not None:
+        body = effective_body(body, features.all_body)
+    s = log((body + c["share"] * c["V0"] * features.width) / c["N0"])
     a = log(features.width / features.depth) - math.log(c["r0"]) - c["nu"] * s
     t = log(seen_tokens(features, c["repeats"]) / c["D0"])
     size_term = c["A"] * exp(c["kappa"] * (a * a) - c["alpha"] * s)
