@@ -9,7 +9,7 @@ from typing import Any, Self
 import click
 import msgspec
 
-from scantling.cli.options import COUNT, as_json, show_json
+from scantling.cli.options import COUNT, as_json, hardware, show_json
 from scantling.units import count_text
 
 runs_argument = click.argument("runs", type=click.Path(dir_okay=False, path_type=Path))
@@ -198,6 +198,35 @@ def optimum(flops: float, names: tuple[str, ...], served: float, unique: float |
         click.echo(f"{name}: {count_text(one.size)}{unit} on {count_text(one.tokens)} tokens"
                    f"{valley}{out}")  # fmt: skip
     return 0
+
+
+@laws.command("depths")
+@click.option("--params", required=True, help="Total parameters: 1.7B.")
+@click.option("--layers", type=COUNT, multiple=True, help="A depth; repeat it. The first is the "
+              "reference. 27, 12 and 60 by default.")  # fmt: skip
+@click.option("--law", "law_name", default="aspect", help="Law or law file.")
+@hardware
+@as_json
+def depths(params: str, layers: tuple[int, ...], law_name: str, tokens: int | None,
+           gpus: int | None, gpu: str | None, as_json: bool) -> int:  # fmt: skip
+    """What a depth costs at one size: at equal tokens, equal FLOPs and equal wall-clock."""
+    from scantling.report.depths import BASES, depth_lines, price_depths
+    from scantling.search.budget import budget
+
+    given: dict[str, Any] = {"n_gpu": gpus, "chip": gpu}
+    known = {k: v for k, v in given.items() if v is not None}
+    rows = price_depths(budget(params=params, tokens=tokens, law=law_name, **known),
+                        layers or (27, 12, 60))  # fmt: skip
+    if as_json:
+        show_json({"schema": 1, "depths": [
+            {"n_layer": row.candidate.spec.n_layer, "name": row.candidate.name,
+             "days": row.candidate.days,
+             **{b: p._asdict() for b, p in zip(BASES, row.prices, strict=True)}}
+            for row in rows
+        ]})  # fmt: skip
+    else:
+        click.echo("\n".join(depth_lines(rows)) if rows else "no depth has a feasible shape")
+    return 0 if rows else 1
 
 
 def _write(path: Path, text: str) -> None:

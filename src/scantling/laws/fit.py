@@ -248,20 +248,25 @@ def _errors(
     import numpy as np
 
     first, second, _ = pairs_of_equal_size(runs, 0.0)
-    between = np.abs(left_out[first] - left_out[second])
-    band = float(np.percentile(between, 90)) if len(between) >= 10 else base
     f = runs.features
-    aspect: Any = f.aspect if not np.any(np.isnan(f.aspect)) else np.array([1.0, 1e4])
+    aspect: Any = f.aspect if not np.any(np.isnan(f.aspect)) else np.full(len(runs), 64.0)
+    low, high = (float(x) for x in np.percentile(np.unique(aspect), (10, 90)))
+    common = (aspect >= low) & (aspect <= high)
+    both = common[first] & common[second]
+    between = np.abs(left_out[first] - left_out[second])[both]
+    band = float(np.percentile(between, 90)) if len(between) >= 10 else base
     parts = ", ".join(f"{v.mae:.4f} {k.replace('_', ' ')} held out" for k, v in holdout.items())
     inside = float(np.mean(np.abs(errors)))
+    told = "no pairs of equal size among the runs"
+    if len(between) >= 10:
+        told = f"±{band:.3f} holds nine of ten measured pairs of equal size, neither shape seen"
     return Errors(
         text=f"mean absolute error {inside:.4f} in sample, {parts}",
         in_sample=inside, held_out=holdout["by_shape"].mae, other_recipe=0.7,
         interval_base=base, interval_growth=growth, interval_tokens_growth=0.25,
-        difference_base=band, difference_growth=1.0,
-        difference_aspect=(float(aspect.min()), float(aspect.max())),
-        difference_text=f"{band:.3f} holds nine of ten measured pairs of equal size"
-        if len(between) >= 10 else "no pairs of equal size among the runs",
+        difference_base=band, difference_growth=growth,
+        difference_aspect=(low, high),
+        difference_text=told,
     )  # fmt: skip
 
 
