@@ -168,6 +168,15 @@ def test_bad_files_are_one_line(tmp_path):
         broken.write_text(text, encoding="utf-8")
         with pytest.raises(FieldError, match=message):
             read_law(broken)
+    good = law_text(fit_runs(columns(made(10)), "aspect", bootstraps=20).law.facts)
+    for change, message in (
+        (("kappa = ", "other = "), "lacks the constant kappa"),
+        (('function = "aspect"', 'function = "none"'), "unknown function"),
+        (("N0 = 300000000.0", "N0 = 0.0"), "gives no loss"),
+    ):
+        broken.write_text(good.replace(*change), encoding="utf-8")
+        with pytest.raises(FieldError, match=message):
+            read_law(broken)
     with pytest.raises(FieldError, match="cannot be read"):
         law(str(tmp_path / "none.toml"))
     with pytest.raises(UnknownNameError, match="did you mean shape"):

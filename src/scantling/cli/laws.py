@@ -200,6 +200,21 @@ def optimum(flops: float, names: tuple[str, ...], served: float, unique: float |
     return 0
 
 
+@laws.command("claims")
+@as_json
+def claims(*, as_json: bool) -> int:
+    """Rules of thumb of depth, width and vocabulary, and what public runs say of them."""
+    from scantling.laws.claims import claims as known
+
+    if as_json:
+        show_json({"schema": 1, "claims": {k: msgspec.to_builtins(c) for k, c in known().items()}})
+        return 0
+    for name, one in known().items():
+        click.echo(f"{name}: {one.claim}\n  {one.verdict}. {one.evidence}\n  "
+                   f"sources {', '.join(one.sources)}")  # fmt: skip
+    return 0
+
+
 @laws.command("depths")
 @click.option("--params", required=True, help="Total parameters: 1.7B.")
 @click.option("--layers", type=COUNT, multiple=True, help="A depth; repeat it. The first is the "

@@ -47,9 +47,12 @@ def _ask(one: Law, path: Path) -> None:
     from scantling.laws.optimum import shaped
 
     try:
+        one.interval(shaped(1e9, 2e10, 64.0))  # asks the draws too
         one.loss(shaped(1e9, 2e10, 64.0))
     except KeyError as error:
         raise FieldError("law", str(path), f"lacks the constant {error.args[0]}") from error
+    except (ArithmeticError, ValueError) as error:
+        raise FieldError("law", str(path), f"gives no loss: {error}") from error
 
 
 def law_text(facts: Facts) -> str:
