@@ -64,3 +64,11 @@ def test_the_command_prints_the_same_as_json():
     said = json.loads(CliRunner().invoke(group, arguments, standalone_mode=False).stdout)
     assert [one["n_layer"] for one in said["depths"]] == [20, 8]
     assert {"tokens", "FLOPs", "wall-clock"} <= set(said["depths"][1])
+
+
+def test_design_names_the_price_of_depths_it_is_asked_for():
+    arguments = ["design", "--params", "350M", "--gpus", "8", "--depths", "20,8"]
+    text = CliRunner().invoke(group, arguments, standalone_mode=False).stdout
+    assert "by wall-clock: " in text
+    said = CliRunner().invoke(group, [*arguments, "--json"], standalone_mode=False).stdout
+    assert [one["n_layer"] for one in json.loads(said)["depths"]] == [20, 8]

@@ -225,7 +225,7 @@ def claims(*, as_json: bool) -> int:
 def depths(params: str, layers: tuple[int, ...], law_name: str, tokens: int | None,
            gpus: int | None, gpu: str | None, as_json: bool) -> int:  # fmt: skip
     """What a depth costs at one size: at equal tokens, equal FLOPs and equal wall-clock."""
-    from scantling.report.depths import BASES, depth_lines, price_depths
+    from scantling.report.depths import depth_lines, depths_json, price_depths
     from scantling.search.budget import budget
 
     given: dict[str, Any] = {"n_gpu": gpus, "chip": gpu}
@@ -233,12 +233,7 @@ def depths(params: str, layers: tuple[int, ...], law_name: str, tokens: int | No
     rows = price_depths(budget(params=params, tokens=tokens, law=law_name, **known),
                         layers or (27, 12, 60))  # fmt: skip
     if as_json:
-        show_json({"schema": 1, "depths": [
-            {"n_layer": row.candidate.spec.n_layer, "name": row.candidate.name,
-             "days": row.candidate.days,
-             **{b: p._asdict() for b, p in zip(BASES, row.prices, strict=True)}}
-            for row in rows
-        ]})  # fmt: skip
+        show_json({"schema": 1, "depths": depths_json(rows)})
     else:
         click.echo("\n".join(depth_lines(rows)) if rows else "no depth has a feasible shape")
     return 0 if rows else 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -83,6 +83,16 @@ def _shifted(base: Price, by: float, spread: float) -> Price:
 def _flops_a_token(c: Candidate) -> float:
     one = flops(c.spec, 1, c.budget.train_context)
     return float(one.train / one.tokens)
+
+
+def depths_json(rows: Sequence[DepthPrice]) -> list[dict[str, Any]]:
+    """The prices as ``design`` and ``laws depths`` print them with ``--json``."""
+    return [
+        {"n_layer": row.candidate.spec.n_layer, "name": row.candidate.name,
+         "days": row.candidate.days,
+         **{b: p._asdict() for b, p in zip(BASES, row.prices, strict=True)}}
+        for row in rows
+    ]  # fmt: skip
 
 
 def depth_lines(rows: Sequence[DepthPrice]) -> list[str]:
