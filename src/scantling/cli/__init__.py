@@ -24,7 +24,7 @@ VERBS = {
     "calibrate": ("scantling.cli.calibrate", "Measure this machine, write a chip file."),
     "models": ("scantling.cli.catalogue", "The named models."),
     "chips": ("scantling.cli.catalogue", "The chips, with sources."),
-    "laws": ("scantling.cli.catalogue", "The laws, with domain, recipe and errors."),
+    "laws": ("scantling.cli.laws", "The laws; fit one to your runs, evaluate one."),
 }
 """Each verb with its module, imported when the verb is used, and its line of help."""
 

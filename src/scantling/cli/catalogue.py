@@ -1,4 +1,4 @@
-"""``scantling models``, ``chips`` and ``laws``."""
+"""``scantling models`` and ``chips``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import click
 import msgspec
 
 from scantling.cli.options import as_json, show_json
-from scantling.units import bytes_text, count_text
+from scantling.units import bytes_text
 
 names = click.argument("names", nargs=-1, metavar="[NAME…]")
 
@@ -95,31 +95,3 @@ def _print_chip(out: Any, c: Any) -> None:
               f"{e.bandwidth_factor:g}, launch {e.launch_s * 1e6:g} µs")  # fmt: skip
     if c.notes:
         out.print(f"  {c.notes}", markup=False)
-
-
-@click.command()
-@names
-@as_json
-def laws(names: tuple[str, ...], as_json: bool) -> int:
-    """The laws of the loss, with form, domain, recipe and measured errors."""
-    from scantling import laws as known
-    from scantling.report import text
-    from scantling.sources import source
-
-    chosen = [known.law(n) for n in names] or list(known.LAWS.values())
-    if as_json:
-        rows = [{"name": one.name, **msgspec.to_builtins(one.facts)} for one in chosen]
-        priors = {k: msgspec.to_builtins(v) for k, v in known.priors().items()}
-        bounds = {k: msgspec.to_builtins(v) for k, v in known.bounds().items()}
-        show_json({"schema": 1, "laws": rows, "priors": priors, "bounds": bounds})
-        return 0
-    out = text.console()
-    for one in chosen:
-        out.print(f"[bold]{one.name}[/bold]: {one.title}")
-        out.print(f"  {one.form}", markup=False)
-        out.print(f"  N counts the {one.counts}; recipe: {one.recipe}", markup=False)
-        for axis, (low, high) in one.domain.items():
-            out.print(f"  {axis}: {count_text(low)} to {count_text(high)}")
-        out.print(f"  {one.errors.text}", markup=False)
-        out.print(f"  source: {source(one.source).title}, {source(one.source).where}", markup=False)
-    return 0

@@ -58,6 +58,8 @@ SLOW_SHAPES = 3_000_000
               "shape, front.json and report.html.")  # fmt: skip
 @click.option("--plot", type=click.Path(path_type=Path), metavar="FILE", help="The front as a "
               "picture: front.svg.")  # fmt: skip
+@click.option("--depths", metavar="L,L,…", help="Price this size at these depths, the first as "
+              "reference: at equal tokens, FLOPs and wall-clock.")  # fmt: skip
 @click.option("--list-legal", is_flag=True, help="List legal (D, H, h, K); needs --fix d_model=…")
 @as_json
 def design(**given: Any) -> int:
@@ -87,8 +89,12 @@ def design(**given: Any) -> int:
         from scantling.report.figure import save_front
 
         click.echo(f"wrote {save_front(front, given['plot'])}", err=True)
+    depths = _depths(given["depths"], b)
     if given["as_json"]:
-        show_json(search.front_json(front))
+        from scantling.report.depths import depths_json
+
+        more = {"depths": depths_json(depths)} if depths else {}
+        show_json(search.front_json(front) | more)
         return 0 if front.feasible else 1
     from scantling.report import text
 
@@ -97,7 +103,19 @@ def design(**given: Any) -> int:
         text.print_infeasible(out, front)
         return 1
     text.print_front(out, front, given["rows"])
+    if depths:
+        from scantling.report.depths import depth_lines
+
+        click.echo("\n" + "\n".join(depth_lines(depths)))
     return 0
+
+
+def _depths(listed: str | None, b: Any) -> list[Any]:
+    if listed is None:
+        return []
+    from scantling.report.depths import price_depths
+
+    return price_depths(b, [parse_count(n, "--depths") for n in listed.split(",")])
 
 
 def _limits(given: dict[str, Any]) -> dict[str, Any]:

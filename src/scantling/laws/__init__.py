@@ -4,13 +4,19 @@
 ``bounds`` says where evidence ends.
 
 Example:
-    >>> sorted(LAWS)
-    ['aspect', 'chinchilla-2024']
+    >>> DEFAULT, len(LAWS) > 10
+    ('aspect', True)
 """
 
 from __future__ import annotations
 
-from scantling.laws import aspect, chinchilla  # noqa: F401 - importing a law registers it
+from scantling.laws import (  # noqa: F401 - importing a law registers it
+    aspect,
+    chinchilla,
+    routed,
+    shape,
+    size_laws,
+)
 from scantling.laws.features import Features
 from scantling.laws.head_width import half_width as head_width_half
 from scantling.laws.head_width import head_width_excess

@@ -33,6 +33,13 @@ class Features(Struct, frozen=True, kw_only=True):
         n_kv_head: KV heads K.
         mlp_parameters: Feed-forward parameters, all layers.
         attention_parameters: Attention parameters, all layers.
+        vocab_size: Vocabulary V.
+        unique_tokens: Unique tokens among the training tokens; all of them where absent.
+        n_experts: Routed experts E.
+        granularity: Dense feed-forward width over the width of one expert, G.
+        active_share: Experts a token visits over all experts, K/E.
+        all_parameters: Parameters with all experts; ``total`` has those of one token.
+        all_body: Body with all experts; ``body`` has that of one token.
 
     Example:
         >>> f = Features(body=6_979_588_096, total=8_030_261_248, width=4096, depth=32,
@@ -52,6 +59,13 @@ class Features(Struct, frozen=True, kw_only=True):
     n_kv_head: Num | None = None
     mlp_parameters: Num | None = None
     attention_parameters: Num | None = None
+    vocab_size: Num | None = None
+    unique_tokens: Num | None = None
+    n_experts: Num | None = None
+    granularity: Num | None = None
+    active_share: Num | None = None
+    all_parameters: Num | None = None
+    all_body: Num | None = None
 
     @property
     def aspect(self) -> Num:

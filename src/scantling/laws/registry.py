@@ -7,6 +7,7 @@ entry-point group ``scantling.laws``.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -16,7 +17,7 @@ from msgspec import Struct
 
 from scantling.arith import Num, is_array, maximum
 from scantling.errors import FieldError, UnknownNameError
-from scantling.laws.features import Features, beyond, inside, log
+from scantling.laws.features import Features, beyond, inside, log, square_root
 from scantling.quantity import Quantity
 from scantling.sources import read_data
 
@@ -50,7 +51,11 @@ class Errors(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Facts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A law's table in ``data/laws.toml``."""
+    """A law's table in ``data/laws.toml``, or the whole of a law file.
+
+    ``function`` is the key of its form in ``FORMS``, where that is not the law's own name;
+    ``draws`` are constants refitted to resampled runs, whose scatter widens every interval.
+    """
 
     title: str
     form: str
@@ -61,6 +66,8 @@ class Facts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     constants: dict[str, float]
     domain: dict[str, tuple[float, float]]
     errors: Errors
+    function: str = ""
+    draws: tuple[dict[str, float], ...] = ()
 
 
 class Difference(NamedTuple):
@@ -139,7 +146,8 @@ class Law(Struct, frozen=True, kw_only=True):
             >>> round(law("aspect").loss(f), 3)
             2.53
         """
-        return self.function(features, self.facts.constants)
+        offset = self.facts.constants.get("offset", 0.0)
+        return self.function(features, self.facts.constants) + offset
 
     def size(self, features: Features) -> Num:
         """The N of this law: body or total."""
@@ -179,7 +187,27 @@ class Law(Struct, frozen=True, kw_only=True):
         sizes = _log2(beyond(self.size(features), *self.domain[self.counts]))
         tokens = _log2(beyond(features.tokens, *self.domain["tokens"]))
         growth = e.interval_growth * sizes + e.interval_tokens_growth * tokens
-        return e.interval_base * (1 + growth)
+        return self._widened(e.interval_base * (1 + growth), self.scatter(features))
+
+    def scatter(self, features: Features, reference: Features | None = None) -> Num:
+        """Standard deviation over the draws of a loss, or of its difference to a reference.
+
+        Zero for a law that carries no draws. What the draws share cancels in a difference.
+        """
+        draws = self.facts.draws
+        if not draws:
+            return 0.0
+        values = [self.function(features, one) for one in draws]
+        if reference is not None:
+            pairs = zip(values, draws, strict=True)
+            values = [value - self.function(reference, one) for value, one in pairs]
+        mean = sum(values) / len(values)
+        return square_root(sum((value - mean) * (value - mean) for value in values) / len(values))
+
+    def _widened(self, half: Num, scatter: Num) -> Num:
+        if not self.facts.draws:
+            return half
+        return square_root(half * half + (NINETY * scatter) * (NINETY * scatter))
 
     def difference(self, features: Features, reference: Features) -> Difference:
         """Loss of one shape minus the loss of a reference at equal tokens, in nats a token.
@@ -198,6 +226,7 @@ class Law(Struct, frozen=True, kw_only=True):
         value = self.loss(features) - self.loss(reference)
         far = maximum(self._distance(features), self._distance(reference))
         half = e.difference_base * (1 + e.difference_growth * _log2(far))
+        half = self._widened(half, self.scatter(features, reference))
         first, second = self.outside(features), self.outside(reference)
         outside = {
             axis: first.get(axis, False) | second.get(axis, False)
@@ -258,6 +287,15 @@ class Law(Struct, frozen=True, kw_only=True):
 LAWS: dict[str, Law] = {}
 """Every law by its name."""
 
+FITTED_HERE = ("shape", "shape-constant")
+"""Laws written by ``benchmarks/fit_laws.py``, each a law file of the package's data."""
+
+FORMS: dict[str, Form] = {}
+"""Every form by its name: what a law file may be of, and what ``laws fit`` can fit."""
+
+NINETY = 1.645
+"""Standard deviations that hold 90 % of a normal distribution on both sides of its middle."""
+
 ENTRY_POINTS = "scantling.laws"
 
 
@@ -276,6 +314,17 @@ def register(name: str, facts: Facts | None = None) -> Callable[[Form], Form]:
         if name in LAWS:
             raise FieldError("law", name, "is registered already", "choose another name")
         LAWS[name] = Law(name=name, function=function, facts=facts or packaged_facts(name))
+        FORMS.setdefault(name, function)
+        return function
+
+    return enter
+
+
+def form(name: str) -> Callable[[Form], Form]:
+    """Decorates a function that laws of several tables of constants share."""
+
+    def enter(function: Form) -> Form:
+        FORMS[name] = function
         return function
 
     return enter
@@ -283,19 +332,31 @@ def register(name: str, facts: Facts | None = None) -> Callable[[Form], Form]:
 
 def packaged_facts(name: str) -> Facts:
     """The facts of a law of this package."""
-    return msgspec.convert(read_data("laws.toml")["laws"][name], Facts)
+    return msgspec.convert(_tables()[name], Facts)
+
+
+@functools.cache
+def _tables() -> dict[str, Any]:
+    """The published laws of ``laws.toml`` and those fitted here, one file each."""
+    tables: dict[str, Any] = read_data("laws.toml")["laws"]
+    return tables | {name: read_data(f"law_{name}.toml") for name in FITTED_HERE}
 
 
 def law(name: str) -> Law:
-    """One law by its name.
+    """One law by its name, or from a law file (a path that ends in ``.toml``).
 
     Raises:
         UnknownNameError: If no law has that name, here or among the entry points.
+        FieldError: If the file is no law file.
 
     Example:
         >>> law("aspect").counts
         'body'
     """
+    if name.endswith(".toml"):
+        from scantling.laws.files import read_law
+
+        return read_law(name)
     if name not in LAWS:
         from importlib import metadata  # 20 ms, and only a third party's law needs it
 

@@ -1,0 +1,263 @@
+"""Tables of training runs, read into columns that a law can be asked about."""
+
+from __future__ import annotations
+
+import csv
+import json
+import operator
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from scantling.errors import FieldError
+from scantling.laws.features import Features
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Column = NDArray[np.float64]
+
+COLUMNS = {
+    "body": ("params_nonemb", "body", "params_body"),
+    "total": ("params_total", "total", "params"),
+    "width": ("width", "d_model"),
+    "depth": ("depth", "n_layer"),
+    "d_head": ("head_dim", "d_head"),
+    "n_head": ("heads", "n_head"),
+    "n_kv_head": ("kv_heads", "n_kv_head"),
+    "vocab_size": ("vocab", "vocab_size"),
+    "tokens": ("tokens",),
+    "unique_tokens": ("unique_tokens",),
+    "n_experts": ("n_experts",),
+    "loss": ("loss", "val_loss"),
+}
+"""What is read, and the names of the column it may stand in; the first that is there counts."""
+
+RECIPE = ("dataset", "loss_kind", "tokenizer", "lr_note", "seq_len")
+"""Columns whose values should be one in a table that one law is to fit."""
+
+_CONDITION = re.compile(r"(?P<column>\w+)\s*(?P<sign><=|>=|!=|=|<|>|~)\s*(?P<value>.*)", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Runs:
+    """Runs as columns of equal length, in the order of the file.
+
+    Args:
+        features: What a law may know; ``None`` where the table lacks a value of any run.
+        loss: Final losses, nats a token.
+        warnings: What was left out, and what the table mixes.
+    """
+
+    features: Features
+    loss: Column
+    warnings: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.loss)
+
+    @property
+    def size(self) -> Column:
+        """The body where the table has it, else all parameters."""
+        known: Any = self.features.body if has(self.features.body) else self.features.total
+        return known  # type: ignore[no-any-return]
+
+    @property
+    def shapes(self) -> NDArray[np.int64]:
+        """A number for each run; runs of one model have the same one."""
+        import numpy as np
+
+        known = [x for x in (self.features.body, self.features.total, self.features.width,
+                             self.features.depth, self.features.d_head)
+                 if x is not None and has(x)]  # fmt: skip
+        _, found = np.unique(np.column_stack(known), axis=0, return_inverse=True)
+        return found.reshape(-1)
+
+    @property
+    def sizes(self) -> NDArray[np.int64]:
+        """A number for each run, rising with its size.
+
+        Sizes are parted where the next one is over 25 % larger, and a part that spans more than
+        an octave into equal steps of at most one.
+        """
+        import numpy as np
+
+        octaves = np.log2(self.size)
+        order = np.argsort(octaves)
+        ends = np.flatnonzero(np.diff(octaves[order]) > np.log2(1.25)) + 1
+        found = np.empty(len(self), dtype=np.int64)
+        next_number = 0
+        for part in np.split(order, ends):
+            low, span = octaves[part].min(), float(np.ptp(octaves[part]))
+            steps = max(int(np.ceil(span)), 1)
+            place = np.minimum((octaves[part] - low) / max(span, 1e-9) * steps, steps - 1)
+            _, numbers = np.unique(place.astype(int), return_inverse=True)
+            found[part] = next_number + numbers
+            next_number += int(numbers.max()) + 1
+        return found
+
+    def take(self, chosen: Any) -> Runs:
+        """The runs of a mask or of indices."""
+        return Runs(take(self.features, chosen), self.loss[chosen], self.warnings)
+
+
+def has(value: Any) -> bool:
+    """Whether a column has a value for every run."""
+    import numpy as np
+
+    return value is not None and not bool(np.any(np.isnan(value)))
+
+
+def take(features: Features, chosen: Any) -> Features:
+    """The features of a mask or of indices of columns."""
+    fields: dict[str, Any] = {name: getattr(features, name) for name in features.__struct_fields__}
+    chosen_fields: dict[str, Any] = {k: v if v is None else v[chosen] for k, v in fields.items()}
+    return Features(**chosen_fields)
+
+
+def best_runs(runs: Runs) -> Runs:
+    """Of runs of one shape and one number of tokens only that of the lowest loss, in their order.
+
+    For sweeps of learning rate and batch, whose worse runs say nothing of the shape.
+    """
+    import numpy as np
+
+    tokens = np.round(np.log(runs.features.tokens), 3)
+    _, cells = np.unique(np.column_stack([runs.shapes, tokens]), axis=0, return_inverse=True)
+    order = np.lexsort((runs.loss, cells.reshape(-1)))
+    _, first = np.unique(cells.reshape(-1)[order], return_index=True)
+    return runs.take(np.sort(order[first]))
+
+
+def read_runs(path: Path, where: Sequence[str] = ()) -> Runs:
+    """A CSV, or a JSONL file of one run a line, as columns.
+
+    The columns are those of ``COLUMNS``; only the loss, the tokens and one size are needed.
+    Runs without a finite loss or without known tokens are left out, with a warning.
+
+    Args:
+        path: The file, ``.csv`` or ``.jsonl``.
+        where: Conditions that a run must meet: ``column=value``, ``!=``, ``~`` (contains), and
+            ``< <= > >=`` on numbers.
+
+    Raises:
+        FieldError: If the file has no runs, or lacks a column that every law needs.
+    """
+    rows = [row for row in _rows(path) if row]
+    if not rows:
+        raise FieldError("runs", str(path), "has no rows", "one run a line, with column names")
+    for condition in where:
+        rows = _matching(rows, condition)
+    return columns(rows, str(path))
+
+
+def columns(rows: Sequence[dict[str, Any]], name: str = "runs") -> Runs:
+    """Rows of named values as columns.
+
+    Example:
+        >>> rows = [{"params_total": 1e8, "tokens": 2e9, "loss": 3.4},
+        ...         {"params_total": 1e8, "tokens": "", "loss": 3.3}]
+        >>> runs = columns(rows)
+        >>> len(runs), runs.warnings
+        (1, ('1 of 2 runs left out: unknown tokens',))
+    """
+    import numpy as np
+
+    if not rows:
+        raise FieldError("runs", name, "has no run that meets the conditions")
+    found = {field: _column(rows, names) for field, names in COLUMNS.items()}
+    for field in ("loss", "tokens"):
+        if found[field] is None:
+            raise FieldError("runs", name, f"has no column {COLUMNS[field][0]}")
+    if found["body"] is None and found["total"] is None:
+        raise FieldError("runs", name, "says no size", "give params_nonemb or params_total")
+    loss, tokens = found.pop("loss"), found["tokens"]
+    assert loss is not None
+    assert tokens is not None
+    warnings = []
+    good = np.ones(len(rows), dtype=bool)
+    for what, fine in (
+        ("a loss that is no positive number", np.isfinite(loss) & (loss > 0)),
+        ("unknown tokens", np.isfinite(tokens) & (tokens > 0)),
+    ):
+        if lost := int(np.sum(good & ~fine)):
+            warnings.append(f"{lost} of {len(rows)} runs left out: {what}")
+        good &= fine
+    if not good.any():
+        raise FieldError("runs", name, "has no run with a loss and known tokens")
+    warnings += _mixed([row for row, fine in zip(rows, good, strict=True) if fine])
+    blank = np.full(len(rows), np.nan)
+    required = ("body", "total", "width", "depth", "tokens")
+    fields: dict[str, Any] = {}
+    for field, values in found.items():
+        if field in required:
+            fields[field] = (blank if values is None else values)[good]
+        elif values is not None and has(values[good]):
+            fields[field] = values[good]
+    return Runs(Features(**fields), loss[good], tuple(warnings))
+
+
+def _column(rows: Sequence[dict[str, Any]], names: tuple[str, ...]) -> Column | None:
+    import numpy as np
+
+    for name in names:
+        if any(row.get(name) not in {None, ""} for row in rows):
+            return np.array([_number(row.get(name)) for row in rows])
+    return None
+
+
+def _number(value: object) -> float:
+    try:
+        return float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return float("nan")
+
+
+def _mixed(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
+    for name in RECIPE:
+        values = {str(row[name]) for row in rows if row.get(name)}
+        if 1 < len(values) <= max(8, len(rows) // 4):
+            shown = "; ".join(sorted(values)[:3])
+            yield f"the runs mix {len(values)} values of {name} ({shown}): one law fits one recipe"
+
+
+def _rows(path: Path) -> Iterable[dict[str, Any]]:
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise FieldError("runs", str(path), f"cannot be read: {error}") from error
+    if path.suffix.lower() in {".jsonl", ".ndjson"}:
+        return [_line(line, i, path) for i, line in enumerate(text.splitlines(), 1) if line.strip()]
+    return list(csv.DictReader(text.splitlines()))
+
+
+def _line(line: str, i: int, path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise FieldError("runs", str(path), f"line {i} is no JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise FieldError("runs", str(path), f"line {i} is no JSON object")
+    return found
+
+
+def _matching(rows: Sequence[dict[str, Any]], condition: str) -> list[dict[str, Any]]:
+    match = _CONDITION.fullmatch(condition.strip())
+    if match is None:
+        raise FieldError("--where", condition, "is no condition", "write column=value")
+    column, sign, value = match["column"], match["sign"], match["value"].strip()
+    if not any(column in row for row in rows):
+        raise FieldError("--where", column, "is no column of the runs")
+    if sign in {"=", "!=", "~"}:
+        given = [str(row.get(column, "")) for row in rows]
+        met = {"=": [text == value for text in given], "!=": [text != value for text in given],
+               "~": [value.lower() in text.lower() for text in given]}[sign]  # fmt: skip
+        return [row for row, fine in zip(rows, met, strict=True) if fine]
+    limit = _number(value)
+    orders: dict[str, Callable[[float, float], bool]]
+    orders = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
+    order = orders[sign]
+    return [row for row in rows if order(_number(row.get(column)), limit)]
