@@ -166,30 +166,32 @@ class _Sums:
     """Sums the parts of one stage at each moment, with the interval of the sum."""
 
     def __init__(self, stage: int, held: States, plan: Plan, recipe: Recipe) -> None:
-        self.stage, self.held = stage, held
-        self.share = constants()["allocated"][_known(recipe)]
-        self.outside = [constants()["context"]]
-        if plan.n_gpu > 1:
-            self.outside.append(constants()["communicator"])
+        known = constants()
+        self.stage, self.held, self.own = stage, held, known["allocated"]
+        self.share = self.own[_known(recipe)]
+        self.low, self.value, self.high = (known["reserved"][k] for k in ("low", "value", "high"))
+        outside = [known["context"]] + ([known["communicator"]] if plan.n_gpu > 1 else [])
+        self.least = sum(one["low_bytes"] for one in outside)
+        self.most = sum(one["high_bytes"] for one in outside)
 
     def at(
         self, moment: str, activations: Any, logits: Any, buffers: Any, doubt: Any = 0
     ) -> TrainingMemory:
-        held, own, reserved = self.held, constants()["allocated"], constants()["reserved"]
+        held, own, value = self.held, self.own, self.value
         total: Any = held.total + activations + logits + buffers
         half = activations * self.share + doubt * own["logits"] + buffers * own["buffers"]
-        value = reserved["value"]
         # What is not known of the tensors and of the allocator adds up as independent errors do.
-        above = ((half / total) ** 2 + (reserved["high"] / value - 1) ** 2) ** 0.5
-        below = ((half / total) ** 2 + (1 - reserved["low"] / value) ** 2) ** 0.5
-        low, high = total * value * (1 - below), total * value * (1 + above)
+        tensors = (half / total) ** 2
+        above = (tensors + (self.high / value - 1) ** 2) ** 0.5
+        below = (tensors + (1 - self.low / value) ** 2) ** 0.5
+        reserved = total * value
+        low, high = reserved * (1 - below), reserved * (1 + above)
         return TrainingMemory(
             total=total, low=total - half, high=total + half, weights=held.weights,
             gradients=held.gradients, optimizer=held.optimizer, activations=activations,
             logits=logits, buffers=buffers, moment=moment, stage=self.stage,
-            reserved=total * value, reserved_low=low, reserved_high=high,
-            needed_low=low + sum(o["low_bytes"] for o in self.outside),
-            needed_high=high + sum(o["high_bytes"] for o in self.outside),
+            reserved=reserved, reserved_low=low, reserved_high=high,
+            needed_low=low + self.least, needed_high=high + self.most,
         )  # fmt: skip
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
+from scantling.arith import minimum
 from scantling.costs.activations import kept
 from scantling.costs.adapters import packed_bytes
 from scantling.costs.buffers import constants
@@ -209,8 +210,6 @@ class Bounds:
         self, s: Split, zero: int, micro_batch: Any, n_micro_batch: Any
     ) -> dict[str, Any]:
         """The bound of the memory by mode of recompute, on arrays of micro-batches."""
-        import numpy as np
-
         q = self.q
         ranks = q.fixed.get("shard") or s.dp * s.cp
         expert_tp = s.tp if s.expert_tp is None else s.expert_tp
@@ -219,7 +218,7 @@ class Bounds:
             self.dense / (s.tp * s.pp) * self._each(zero, ranks)
             + self.routed / (copies * s.pp) * self._each(zero, max(1, ranks * s.tp // copies))
         )  # fmt: skip
-        n, m = s.pp, np.minimum(n_micro_batch, s.pp)
+        n, m = s.pp, minimum(n_micro_batch, s.pp)
         flying = (m * (m + 1) / 2 + (n - m) * m) / n
         waiting = micro_batch * flying * (int(q.spec.n_layer) / n)
         return {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
 from msgspec import Struct
@@ -279,7 +279,7 @@ def search(q: Question, found: list[Group], held: Held, progress: Progress | Non
     table = _bounded(q, found, held)
     unfit: dict[tuple[int, int], int] = {}
     n_rows = table.shape[1]
-    for n_done, (floor, least, i, mode, k) in enumerate(table.T.tolist()):
+    for n_done, (floor, least, i, mode, k) in enumerate(_columns(table)):
         if progress is not None and n_done % 256 == 0:
             progress(n_done, n_rows)
         if held.over(floor):
@@ -300,20 +300,30 @@ def search(q: Question, found: list[Group], held: Held, progress: Progress | Non
                     unfit[int(i), other] = min(known, first)
 
 
+def _columns(table: NDArray[np.float64]) -> Iterator[list[float]]:
+    """Its columns as numbers, a few thousand at once: most are never asked for."""
+    for start in range(0, table.shape[1], 4096):
+        yield from table[:, start : start + 4096].T.tolist()
+
+
 def _bounded(q: Question, found: list[Group], held: Held) -> NDArray[np.float64]:
     """A column a plan, by rising bound of time: seconds, bytes, group, mode, micro-batch."""
     import numpy as np
 
     bounds, modes = Bounds(q), recomputes(q)
+    total, usable = q.batch, q.chip.usable_bytes
     rows: list[NDArray[np.float64]] = [np.zeros((5, 0))]
     for i, g in enumerate(found):
-        batches = np.array(g.batches, dtype=np.float64)
-        counts = q.batch / g.split.dp / batches
-        least = bounds.least_bytes(g.split, g.zero, batches, counts)
-        fit = {mode: least[mode] <= q.chip.usable_bytes for mode in modes}
-        held.too_large += len(batches) * len(modes) - sum(int(may.sum()) for may in fit.values())
-        if not any(may[0] for may in fit.values()):  # the smallest micro-batch holds least
+        each = total / g.split.dp
+        one = bounds.least_bytes(g.split, g.zero, g.batches[0], each / g.batches[0])
+        if min(one.values()) > usable:  # the smallest micro-batch holds least
+            held.too_large += len(g.batches) * len(modes)
             continue
+        batches = np.array(g.batches, dtype=np.float64)
+        counts = each / batches
+        least = bounds.least_bytes(g.split, g.zero, batches, counts)
+        fit = {mode: least[mode] <= usable for mode in modes}
+        held.too_large += len(batches) * len(modes) - sum(int(may.sum()) for may in fit.values())
         floor = bounds.least_seconds(g.split, g.zero, batches, counts)
         for j, mode in enumerate(modes):
             may = fit[mode]
