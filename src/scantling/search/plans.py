@@ -35,7 +35,7 @@ Verdict = Literal["fits", "fits only if", "does not fit"]
 Progress = Callable[[int, int], None]
 ALTERNATIVES = 12
 """Other splits that are kept beside the choice."""
-SLOWEST = 1.5
+SLOWEST = 1.3
 """A plan that takes longer than so many times the fastest is no answer, however little it holds."""
 
 
