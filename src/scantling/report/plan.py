@@ -224,10 +224,15 @@ def notes(found: Plans) -> list[str]:
         each = -(-int(q.spec.n_layer) // choice.plan.pp)
         told.append(f"{int(q.spec.n_layer)} layers do not divide by PP {choice.plan.pp}: the "
                     f"fullest stage has {each}")  # fmt: skip
+    if q.spec.encoder is not None:
+        told.append("encoder and decoder each read a whole context; tokens are the decoder's")
     if q.recipe.adapter is not None:
         told.append("MFU counts as if every weight were trained")
     if q.chip.datasheet_only:
         told.append(f"no measurement of {q.chip.key} stands behind its efficiency")
+    elif q.chip.constants.step.widen > 1:
+        told.append(f"no training step of {q.chip.key} was measured: its times are inherited, and "
+                    "their intervals wider")  # fmt: skip
     return told
 
 

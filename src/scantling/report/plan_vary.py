@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from scantling import catalog
 from scantling.errors import ScantlingError
 from scantling.report.plan import bill_json, closest_json, trial_json
-from scantling.report.plan_text import number, percent, plan_words
+from scantling.report.plan_text import number, percent, plan_brief
 from scantling.report.text import show_table, table
 from scantling.report.vary import parse_range
 from scantling.search.plan_question import AXES, Question
@@ -105,6 +105,6 @@ def print_varied(out: Console, name: str, field: str, rows: list[Row]) -> None:
                 shown, {"fits": "yes", "fits only if": "only if"}[r.plans.verdict],
                 bytes_text(float(t.memory.total)), seconds_text(t.step_s),
                 percent(float(t.step.mfu.value_s)), number(float(b.days.value_s)),
-                count_text(float(b.gpu_hours.value_s)), plan_words(t.plan),
+                count_text(float(b.gpu_hours.value_s)), plan_brief(t.plan),
             )  # fmt: skip
     show_table(out, found)
