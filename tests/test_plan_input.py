@@ -32,6 +32,9 @@ WRONG = [
      "tp 2 × pp 2 × dp 1 × cp 1 = 4 must be gpus 8"),
     (("--phases", ""), "phases has an empty phase"),
     (("--phases", "1T@8k,"), "phases 1T@8k, has an empty phase"),
+    (("--solve", "context", "--context", "8k"), "--context 8192 contradicts --solve context"),
+    (("--solve", "batch", "--micro-batch", 4), "--micro-batch 4 contradicts --solve batch"),
+    (("--solve", "batch", "--vary", "gpus=8:16:8"), "--vary gpus=8:16:8 contradicts --solve batch"),
     (("--dtype", "nvfp4", "--gpu", "h100-sxm"), "dtype nvfp4 has no rate on h100-sxm"),
 ]  # fmt: skip
 
@@ -50,8 +53,9 @@ def test_expert_parallelism_divides_the_experts():
 
 
 def test_adapters_on_stacked_experts_alone_train_nothing():
-    with pytest.raises(FieldError, match="nothing would be trained"):
-        question("mixtral-8x7b", finetune="lora", targets=("experts_up",))
+    for target in ("experts_up", "w1"):
+        with pytest.raises(FieldError, match="nothing would be trained"):
+            question("mixtral-8x7b", finetune="lora", targets=(target,))
 
 
 def test_a_micro_batch_that_cuts_no_replica_is_a_reason_and_not_a_fault():
@@ -99,3 +103,20 @@ def test_one_row_is_the_choice():
 def test_calibrate_takes_no_more_threads_than_there_are_cores():
     with pytest.raises(FieldError, match="threads 100000 is more than the"):
         calibrate.calibrate(threads=100_000)
+
+
+def test_the_longest_context_is_no_longer_than_the_positions_learned():
+    args = ["plan", "gpt2", "--gpus", "1", "--tokens", "1B", "--json"]
+    at_most = json.loads(CliRunner().invoke(cli.group, args, standalone_mode=False).stdout)
+    solved = CliRunner().invoke(cli.group, [*args, "--solve", "context"], standalone_mode=False)
+
+    assert at_most["limits"]["longest_context"] <= 1024
+    assert json.loads(solved.stdout)["value"] == 1024
+
+
+def test_a_range_says_below_its_table_why_a_value_is_none():
+    args = ["plan", "llama-3.1-8b", "--gpus", "8", "--tokens", "1B", "--vary", "tp=2:3"]
+    lines = CliRunner().invoke(cli.group, args, standalone_mode=False).stdout.splitlines()
+
+    assert lines[-1] == "3: tp 3 must divide gpus 8"
+    assert max(map(len, lines)) <= 120

@@ -153,6 +153,13 @@ def _solve(one: Any, given: dict[str, Any], *, several: bool) -> int:
     from scantling.report.text import console
     from scantling.search.plan_inverse import solve
 
+    asked = {"context": "context", "batch": "micro_batch"}.get(given["solve"] or "")
+    for name in (asked, "phases" if asked == "context" else None, "range_"):
+        if name is not None and given[name] is not None:
+            option = "--vary" if name == "range_" else f"--{name.replace('_', '-')}"
+            rule = f"contradicts --solve {given['solve'] or 'model'}"
+            raise FieldError(option, given[name], rule, "leave it out")
+
     def ask(**changes: Any) -> Any:
         return read(changes.pop("model", one), given, **changes)
 

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 ASKED = ("gpus", "context", "batch", "tokens", "gpus_per_node", "rank", *AXES)
 """Numbers of the question that can be varied; every other name is a field of the model."""
 
+REASONS = 4
+"""Values that break a rule whose rule is printed."""
+
 Ask = Callable[..., Question]
 
 
@@ -94,7 +97,7 @@ def print_varied(out: Console, name: str, field: str, rows: list[Row]) -> None:
     for r in rows:
         shown = f"{r.value:,}"
         if r.plans is None:
-            found.add_row(shown, r.error)
+            found.add_row(shown, "invalid")
         elif r.plans.choice is None or r.plans.bill is None:
             closest = r.plans.closest
             needed = "" if closest is None else bytes_text(float(closest[1].total))
@@ -108,3 +111,8 @@ def print_varied(out: Console, name: str, field: str, rows: list[Row]) -> None:
                 count_text(float(b.gpu_hours.value_s)), plan_brief(t.plan),
             )  # fmt: skip
     show_table(out, found)
+    wrong = [r for r in rows if r.plans is None]
+    for r in wrong[:REASONS]:
+        out.print(f"{r.value:,}: {r.error}", style="dim", markup=False)
+    if len(wrong) > REASONS:
+        out.print(f"and {len(wrong) - REASONS} more like these (--json)", style="dim", markup=False)

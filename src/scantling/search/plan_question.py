@@ -186,10 +186,10 @@ def question(
     if price is not None and not 0 < price < 1e6:
         raise FieldError("price", price, "must be above zero")
     rounds = _phases(one.spec, phases, tokens, context, assumed, fine=method is not None)
-    rows = dimensions(one.spec).get("rows")
+    rows = learned_positions(one.spec)
     for phase in rounds:
-        if rows is not None and phase.context > int(rows):
-            rule = f"is more than the {int(rows):,} positions the model has learned"
+        if rows is not None and phase.context > rows:
+            rule = f"is more than the {rows:,} positions the model has learned"
             raise FieldError("context", phase.context, rule, "give a shorter one")
     size = _batch(batch, rounds, n, assumed, fine=method is not None)
     return Question(
@@ -197,6 +197,17 @@ def question(
         batch_tokens=size, fixed=_axes(axes, n, one.spec), goodput=goodput, price=price,
         convention=flops, method=method, assumed=tuple(assumed), notes=one.notes,
     )  # fmt: skip
+
+
+def learned_positions(spec: Spec) -> int | None:
+    """The longest context a model with a table of positions can read; None where it has none.
+
+    Example:
+        >>> learned_positions(catalog.model("gpt2")), learned_positions(catalog.model("qwen3-8b"))
+        (1024, None)
+    """
+    rows = dimensions(spec).get("rows")
+    return None if rows is None else int(rows)
 
 
 def _recipe(
