@@ -109,7 +109,7 @@ def plan_json(p: Plan, q: Question) -> dict[str, Any]:
 
 def bill_json(b: Bill, q: Question) -> dict[str, Any]:
     """Days, GPU-hours, energy and money."""
-    why = (f"{q.tokens:,} tokens in whole steps",)
+    why = (f"{q.tokens:,} tokens at the rate of a step",)
     found: dict[str, Any] = {
         "days": quantity(b.days, "days", why).to_json(),
         "gpu_hours": float(b.gpu_hours.value_s),
