@@ -120,3 +120,20 @@ def test_a_range_says_below_its_table_why_a_value_is_none():
 
     assert lines[-1] == "3: tp 3 must divide gpus 8"
     assert max(map(len, lines)) <= 120
+
+
+def test_zero_is_a_stage_of_zero():
+    args = ["plan", "gpt2", "--gpus", "2", "--tokens", "1B", "--vary", "zero=0:3", "--json"]
+    told = json.loads(CliRunner().invoke(cli.group, args, standalone_mode=False).stdout)
+
+    assert [row["value"] for row in told["rows"]] == [0, 1, 2, 3]
+
+
+def test_every_part_that_alone_exceeds_the_chip_is_among_what_has_to_change():
+    args = ["plan", "llama-3.1-405b", "--gpus", "1", "--tokens", "1B"]
+    lines = CliRunner().invoke(cli.group, args, standalone_mode=False).stdout.splitlines()
+    told = lines[lines.index("What would have to change:") :]
+
+    # 406 B parameters: 812 GB of weights, twice that of gradients, against 80 GB
+    assert all(any(line.startswith(f"  {part}:") for line in told)
+               for part in ("weights", "gradients", "optimizer"))  # fmt: skip

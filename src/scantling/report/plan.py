@@ -195,7 +195,9 @@ def changes(found: Plans) -> list[str]:
             hints["weights"] = "--finetune qlora, or more chips"
     if q.method == "full":
         hints["gradients"] = hints["optimizer"] = "--finetune lora or qlora, or more chips"
-    large = sorted(named, key=lambda part: -named[part])[:2]
+    ordered = sorted(named, key=lambda part: -named[part])
+    large = [part for i, part in enumerate(ordered)
+             if i < 2 or named[part] > found.question.chip.usable_bytes]  # fmt: skip
     return [f"{part}: {hints[part]}" for part in large]
 
 

@@ -53,7 +53,7 @@ def varied(
     Raises:
         ScantlingError: If the range is none, or no value of it is legal.
     """
-    field, values = parse_range(text)
+    field, values = parse_range(text, least=0 if text.startswith("zero=") else 1)
     field = field.replace("-", "_")
     rows: list[Row] = []
     problem: ScantlingError | None = None
