@@ -137,3 +137,10 @@ def test_every_part_that_alone_exceeds_the_chip_is_among_what_has_to_change():
     # 406 B parameters: 812 GB of weights, twice that of gradients, against 80 GB
     assert all(any(line.startswith(f"  {part}:") for line in told)
                for part in ("weights", "gradients", "optimizer"))  # fmt: skip
+
+
+def test_no_interval_says_that_a_chip_may_exceed_its_peak():
+    found = plan("llama-3.1-8b", gpu="mi250x", gpus=16, tp=2, tokens="1B", context="8k", batch=128)
+
+    assert found.choice.step.mfu.high_s <= 1 + 1e-12
+    assert found.choice.step.step.low_s < found.choice.step.step.value_s
