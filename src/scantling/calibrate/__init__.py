@@ -52,6 +52,9 @@ def calibrate(
     check_device(device)
     if threads is not None and threads < 1:
         raise FieldError("threads", threads, "must be at least 1")
+    cores = os.cpu_count() or 1
+    if threads is not None and threads > cores:
+        raise FieldError("threads", threads, f"is more than the {cores} cores of this machine")
     if out is not None:
         _check_out(Path(out))
     import torch

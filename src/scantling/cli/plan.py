@@ -39,7 +39,7 @@ QUESTION = (
 @click.option("--chunked-loss", is_flag=True, help="The loss never holds all logits at once.")
 @click.option("--offload", is_flag=True, help="Optimizer states live on the host.")
 @click.option("--finetune", metavar="full|lora|qlora", help="Fine-tune instead of pre-train.")
-@click.option("--rank", type=COUNT, default=16, help="Of the adapters.")
+@click.option("--rank", type=COUNT, help="Of the adapters; 16 by default.")
 @click.option("--targets", help="Matrices with adapters: q_proj,v_proj; all linear by default.")
 @click.option("--tp", type=COUNT, help="Fix tensor parallelism.")
 @click.option("--pp", type=COUNT, help="Fix pipeline stages.")
@@ -73,6 +73,8 @@ def plan(models: tuple[str, ...], **given: Any) -> int:
 
     Example: scantling plan llama-3.1-8b --gpu h100-sxm --gpus 64 --tokens 1T --context 8k
     """
+    if given["days"] is not None and not 0 < given["days"] < 1e9:
+        raise FieldError("--days", given["days"], "must be above zero")
     if given["plot"] is not None:
         from scantling.report.figure import check_path
 
@@ -136,8 +138,11 @@ def read(one: Any, given: dict[str, Any], **changes: Any) -> Any:
 
     asked = {k: given[k] for k in (*QUESTION, *AXES) if given[k] is not None} | changes
     targets = tuple(t.strip() for t in (given["targets"] or "").split(",") if t.strip())
-    if (given["targets"] is not None) and given["finetune"] not in {"lora", "qlora"}:
-        raise FieldError("--targets", given["targets"], "needs --finetune lora or qlora")
+    for name in ("targets", "rank"):
+        if given[name] is not None and given["finetune"] not in {"lora", "qlora"}:
+            raise FieldError(f"--{name}", given[name], "needs --finetune lora or qlora")
+    if given["targets"] is not None and not targets:
+        raise FieldError("--targets", given["targets"], "names no matrix", "write q_proj,v_proj")
     gpu = given["gpu"] or "h100-sxm"
     return question(one, gpu=gpu, targets=targets, **asked)
 
@@ -147,6 +152,13 @@ def _solve(one: Any, given: dict[str, Any], *, several: bool) -> int:
     from scantling.report.plan_solve import print_solution, solution_json
     from scantling.report.text import console
     from scantling.search.plan_inverse import solve
+
+    asked = {"context": "context", "batch": "micro_batch"}.get(given["solve"] or "")
+    for name in (asked, "phases" if asked == "context" else None, "range_"):
+        if name is not None and given[name] is not None:
+            option = "--vary" if name == "range_" else f"--{name.replace('_', '-')}"
+            rule = f"contradicts --solve {given['solve'] or 'model'}"
+            raise FieldError(option, given[name], rule, "leave it out")
 
     def ask(**changes: Any) -> Any:
         return read(changes.pop("model", one), given, **changes)

@@ -71,6 +71,9 @@ ALIASES = {
     "Wqkv": ("q", "k", "v"), "c_attn": ("q", "k", "v"), "dense": ("o",), "fc1": ("up",),
     "fc2": ("down",), "gate_up_proj": ("gate", "up"), "dense_h_to_4h": ("up",),
     "dense_4h_to_h": ("down",),
+    "w1": ("gate",), "w2": ("down",), "w3": ("up",), "wi_0": ("gate",), "wi_1": ("up",),
+    "wi": ("up",), "c_fc": ("up",), "c_proj": ("o", "down"), "out_proj": ("o",), "fc_in": ("up",),
+    "fc_out": ("down",), "query": ("q",), "key": ("k",), "value": ("v",),
 }  # fmt: skip
 """Matrices behind other names that a target goes by."""
 
@@ -176,8 +179,9 @@ def adapts(placed: Placed, t: Tensor, adapter: Adapter) -> bool:
         return False
     if not adapter.targets:
         return placed.op.part != "router"
-    leaf = t.name.rpartition(".")[2].removeprefix("experts_").removeprefix("shared_")
-    return any(leaf in _plain(target) for target in adapter.targets)
+    own = t.name.rpartition(".")[2]
+    leaf = own.removeprefix("experts_").removeprefix("shared_")
+    return any(own in names or leaf in names for names in map(_plain, adapter.targets))
 
 
 def _plain(target: str) -> tuple[str, ...]:

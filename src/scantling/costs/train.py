@@ -9,7 +9,7 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from scantling.arith import Dim, Num, maximum, product
+from scantling.arith import Dim, Num, maximum, minimum, product
 from scantling.costs.adapters import adapter_parameters
 from scantling.costs.count import Convention, forward_flops
 from scantling.costs.exposed import Traffic, held, shown, traffic
@@ -314,6 +314,10 @@ def training_step(
     forward: Any = forward_flops(ops, convention)
     flops = product(forward, 3 * plan.n_micro_batch * plan.dp)
     rate = cluster.chip.rate(rate_dtype(recipe)) * cluster.n_gpu
+    if recipe.adapter is None:  # nothing is faster than its visible pairs at the peak rate
+        seen: Any = forward_flops(ops, "causal")
+        least = minimum(step.value_s, product(seen, 3 * plan.n_micro_batch * plan.dp) / rate)
+        step = Estimate(step.value_s, maximum(step.low_s, least), step.high_s)
     mfu = _share(flops, rate, step)
     hfu = _share(flops * _again(plan, ops, spec, convention), rate, step)
     return Step(step, parts.compute_s, parts.recompute_s, parts.bubble_s, parts.communication_s,

@@ -7,6 +7,7 @@ import math
 from typing import Any
 
 from scantling.sources import read_data
+from scantling.units import count_text
 
 
 @functools.cache
@@ -99,15 +100,18 @@ def advice(
         "batch_tokens": other["batch"] * flops ** other["batch_flops"],
     }
     practised = {"learning_rate": near["rate"], "batch_tokens": near["batch"]}
-    for name, unit in (("learning_rate", "peak, AdamW"), ("batch_tokens", "tokens")):
+    for name, unit, show in (
+        ("learning_rate", "peak, AdamW", "{:.3g}".format),
+        ("batch_tokens", "tokens", count_text),
+    ):
         said = step[name]
         values = [said["value"], by_compute[name], practised[name]]
         why = [
-            f"{said['value']:.3g}: {c['title']} [{c['source']}]"
+            f"{show(said['value'])}: {c['title']} [{c['source']}]"
             + (" (outside its domain)" if step["extrapolated"] else ""),
-            f"{by_compute[name]:.3g}: {other['title']} [{other['source']}]"
+            f"{show(by_compute[name])}: {other['title']} [{other['source']}]"
             + (" (outside its domain)" if outside else ""),
-            f"{practised[name]:.3g}: {near['name']} [{near['source']}]",
+            f"{show(practised[name])}: {near['name']} [{near['source']}]",
         ]
         middle = math.exp(sum(map(math.log, values)) / len(values))
         found[name] = _entry(middle, min(*values, said["low"]), max(*values, said["high"]), unit,

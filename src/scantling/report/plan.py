@@ -109,7 +109,7 @@ def plan_json(p: Plan, q: Question) -> dict[str, Any]:
 
 def bill_json(b: Bill, q: Question) -> dict[str, Any]:
     """Days, GPU-hours, energy and money."""
-    why = (f"{q.tokens:,} tokens in whole steps",)
+    why = (f"{q.tokens:,} tokens at the rate of a step",)
     found: dict[str, Any] = {
         "days": quantity(b.days, "days", why).to_json(),
         "gpu_hours": float(b.gpu_hours.value_s),
@@ -195,7 +195,9 @@ def changes(found: Plans) -> list[str]:
             hints["weights"] = "--finetune qlora, or more chips"
     if q.method == "full":
         hints["gradients"] = hints["optimizer"] = "--finetune lora or qlora, or more chips"
-    large = sorted(named, key=lambda part: -named[part])[:2]
+    ordered = sorted(named, key=lambda part: -named[part])
+    large = [part for i, part in enumerate(ordered)
+             if i < 2 or named[part] > found.question.chip.usable_bytes]  # fmt: skip
     return [f"{part}: {hints[part]}" for part in large]
 
 
@@ -224,10 +226,15 @@ def notes(found: Plans) -> list[str]:
         each = -(-int(q.spec.n_layer) // choice.plan.pp)
         told.append(f"{int(q.spec.n_layer)} layers do not divide by PP {choice.plan.pp}: the "
                     f"fullest stage has {each}")  # fmt: skip
+    if q.spec.encoder is not None:
+        told.append("encoder and decoder each read a whole context; tokens are the decoder's")
     if q.recipe.adapter is not None:
         told.append("MFU counts as if every weight were trained")
     if q.chip.datasheet_only:
         told.append(f"no measurement of {q.chip.key} stands behind its efficiency")
+    elif q.chip.constants.step.widen > 1:
+        told.append(f"no training step of {q.chip.key} was measured: its times are inherited, and "
+                    "their intervals wider")  # fmt: skip
     return told
 
 

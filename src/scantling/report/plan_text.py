@@ -86,6 +86,23 @@ def plan_words(p: Plan) -> str:
     return " · ".join(parts)
 
 
+def plan_brief(p: Plan) -> str:
+    """The same in few letters, for a column of a table.
+
+    Example:
+        >>> plan_brief(Plan(tp=2, pp=2, dp=2, virtual=16, n_micro_batch=32, micro_batch=2, zero=1))
+        'TP 2 · PP 2×16 · DP 2 · ZeRO-1 · 2×32'
+    """
+    parts = [f"{name.upper()} {n}" + (f"×{p.virtual}" if name == "pp" and p.virtual > 1 else "")
+             for name in ("tp", "pp", "dp", "cp", "ep") if (n := getattr(p, name)) > 1]  # fmt: skip
+    if p.dp * p.cp > 1:
+        parts.append(f"ZeRO-{p.zero}")
+    parts.append(f"{p.micro_batch}×{p.n_micro_batch}")
+    if p.recompute != "none":
+        parts.append(p.recompute)
+    return " · ".join(parts)
+
+
 def _print_question(out: Console, q: Question) -> None:
     n, each = q.cluster.n_gpu, q.cluster.node.n_gpu
     counted = parameters(q.spec)
@@ -245,6 +262,8 @@ def _spread(trials: tuple[Trial, ...], rows: int) -> tuple[Trial, ...]:
     """Both ends of a front and an even spread between them."""
     if len(trials) <= rows:
         return trials
+    if rows == 1:
+        return trials[:1]
     last = len(trials) - 1
     return tuple(trials[i] for i in sorted({round(i * last / (rows - 1)) for i in range(rows)}))
 
@@ -276,13 +295,19 @@ def _print_advice(out: Console, found: Plans) -> None:
     out.print("[bold]Hyper-parameters[/bold] (advice; the interval is where the sources disagree):")
     rate, warmup = told["learning_rate"], told["warmup_steps"]
     out.print(f"  peak learning rate {rate['value']:.2g} ({rate['low']:.2g} to {rate['high']:.2g})")
+    _print_why(out, rate)
     if "batch_tokens" in told:
         b = told["batch_tokens"]
         out.print(f"  batch {count_text(b['value'])} tokens ({count_text(b['low'])} to "
                   f"{count_text(b['high'])})")  # fmt: skip
+        _print_why(out, b)
     out.print(f"  {told['steps']:,} steps, the first {warmup['value']:,} of them warmup "
               f"({warmup['low']:,} to {warmup['high']:,})")  # fmt: skip
-    for line in dict.fromkeys(told.get("batch_tokens", rate)["why"] + rate["why"]):
+
+
+def _print_why(out: Console, advised: dict[str, Any]) -> None:
+    """What each source says of one number, below it."""
+    for line in advised["why"]:
         out.print(f"    {line}", style="dim", markup=False)
 
 

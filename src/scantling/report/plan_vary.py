@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from scantling import catalog
 from scantling.errors import ScantlingError
 from scantling.report.plan import bill_json, closest_json, trial_json
-from scantling.report.plan_text import number, percent, plan_words
+from scantling.report.plan_text import number, percent, plan_brief
 from scantling.report.text import show_table, table
 from scantling.report.vary import parse_range
 from scantling.search.plan_question import AXES, Question
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 ASKED = ("gpus", "context", "batch", "tokens", "gpus_per_node", "rank", *AXES)
 """Numbers of the question that can be varied; every other name is a field of the model."""
+
+REASONS = 4
+"""Values that break a rule whose rule is printed."""
 
 Ask = Callable[..., Question]
 
@@ -50,7 +53,7 @@ def varied(
     Raises:
         ScantlingError: If the range is none, or no value of it is legal.
     """
-    field, values = parse_range(text)
+    field, values = parse_range(text, least=0 if text.startswith("zero=") else 1)
     field = field.replace("-", "_")
     rows: list[Row] = []
     problem: ScantlingError | None = None
@@ -94,7 +97,7 @@ def print_varied(out: Console, name: str, field: str, rows: list[Row]) -> None:
     for r in rows:
         shown = f"{r.value:,}"
         if r.plans is None:
-            found.add_row(shown, r.error)
+            found.add_row(shown, "invalid")
         elif r.plans.choice is None or r.plans.bill is None:
             closest = r.plans.closest
             needed = "" if closest is None else bytes_text(float(closest[1].total))
@@ -105,6 +108,11 @@ def print_varied(out: Console, name: str, field: str, rows: list[Row]) -> None:
                 shown, {"fits": "yes", "fits only if": "only if"}[r.plans.verdict],
                 bytes_text(float(t.memory.total)), seconds_text(t.step_s),
                 percent(float(t.step.mfu.value_s)), number(float(b.days.value_s)),
-                count_text(float(b.gpu_hours.value_s)), plan_words(t.plan),
+                count_text(float(b.gpu_hours.value_s)), plan_brief(t.plan),
             )  # fmt: skip
     show_table(out, found)
+    wrong = [r for r in rows if r.plans is None]
+    for r in wrong[:REASONS]:
+        out.print(f"{r.value:,}: {r.error}", style="dim", markup=False)
+    if len(wrong) > REASONS:
+        out.print(f"and {len(wrong) - REASONS} more like these (--json)", style="dim", markup=False)

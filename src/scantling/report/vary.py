@@ -21,8 +21,8 @@ HOLD = ("params", "flops", "time")
 LARGEST_TABLE = 2000
 
 
-def parse_range(text: str) -> tuple[str, list[int]]:
-    """``d_ff=8192:16384:1024`` as a field and its values, both ends included.
+def parse_range(text: str, least: int = 1) -> tuple[str, list[int]]:
+    """``d_ff=8192:16384:1024`` as a field and its values, both ends included, none below the least.
 
     Example:
         >>> parse_range("n_layer=30:34:2")
@@ -33,16 +33,20 @@ def parse_range(text: str) -> tuple[str, list[int]]:
     if not field or len(parts) not in {2, 3}:
         raise FieldError("--vary", text, "is no range", "write FIELD=low:high:step")
     try:
-        low, high, step = (parse_count(p, "--vary") for p in (*parts, "1")[:3])
+        low, high, step = (_whole(p) for p in (*parts, "1")[:3])
     except FieldError:
         raise FieldError("--vary", text, "holds something that is no number") from None
-    if step < 1 or high < low or low < 1:
+    if step < 1 or high < low or low < least:
         raise FieldError("--vary", text, "is an empty range", "write FIELD=low:high:step")
     if (high - low) // step >= LARGEST_TABLE:
         raise FieldError(
             "vary", text, f"has more than {LARGEST_TABLE} values", "take a larger step"
         )
     return field, list(range(low, high + 1, step))
+
+
+def _whole(text: str) -> int:
+    return 0 if text.strip() == "0" else parse_count(text, "--vary")
 
 
 def varied(spec: Spec, b: Budget, field: str, values: list[int], hold: str | None = None,

@@ -17,7 +17,7 @@ from scantling import catalog
 from scantling.costs.count import parameters
 from scantling.costs.memory import training_memory
 from scantling.errors import FieldError, ScantlingError
-from scantling.search.plan_question import Question
+from scantling.search.plan_question import Question, learned_positions
 from scantling.search.plan_space import Tally, plan_of, problem, recomputes, splits, zeros
 from scantling.search.plans import Plans, Progress, answer, verdict
 from scantling.spec import Spec, check, divisors, has, vary
@@ -119,8 +119,8 @@ def limits_of(q: Question, p: Plan) -> Limits:
     def fits(plan: Plan, context: int) -> bool:
         return verdict(training_memory(q.spec, plan, q.recipe, context), q) == "fits"
 
-    n_most = LONGEST // step
-    context = _largest(lambda n: fits(p, n * step), n_most)
+    n_most = (learned_positions(q.spec) or LONGEST) // step
+    context = _largest(lambda n: fits(p, n * step), n_most) if n_most else None
     batch = _largest(lambda n: fits(replace(p, micro_batch=n), q.context), 2**16)
     return Limits(None if context is None else context * step, batch)
 
@@ -195,11 +195,14 @@ def _longest_context(ask: Ask, progress: Progress | None) -> Solution:
         kept = kept // ranks[-1] * ranks[-1]  # whole sequences for a divisor of the chips
         return replace(base, phases=(phase,), batch_tokens=kept * context)
 
-    found = _last(lambda c: holds(at(c)), min(base.context, 8192), CONTEXT_STEP, LONGEST, tried,
-                  lambda c: f"{c:,} tokens")  # fmt: skip
+    rows = learned_positions(base.spec)
+    found = _last(lambda c: holds(at(c)), min(base.context, 8192), CONTEXT_STEP, rows or LONGEST,
+                  tried, lambda c: f"{c:,} tokens")  # fmt: skip
     plans = None if found is None else answer(at(found), progress)
     return Solution(asked="context", value=found, unit="tokens", plans=plans, tried=tuple(tried),
-                    note="the batch keeps its tokens, in whole sequences")  # fmt: skip
+                    note="the batch keeps its tokens, in whole sequences" + (
+                        "" if rows is None else f"; the model has learned {rows:,} positions"
+                    ))  # fmt: skip
 
 
 def _largest_batch(ask: Ask, progress: Progress | None) -> Solution:

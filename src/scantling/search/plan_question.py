@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from scantling import catalog
 from scantling.arith import LARGEST
+from scantling.costs.adapters import adapted
 from scantling.costs.count import CONVENTIONS, Convention, parameters
 from scantling.errors import FieldError, UnknownNameError
 from scantling.hardware import Chip, Cluster, cluster
@@ -175,8 +176,9 @@ def question(
     recipe = _recipe(where.chip, dtype, optimizer, moments, gradients, chunked_loss, offload)
     if method in {"lora", "qlora"}:
         kept = "nf4" if method == "qlora" else recipe.weights
-        recipe = replace(recipe, adapter=Adapter(
-            rank=_count("rank", rank), targets=tuple(targets), weights=kept))  # fmt: skip
+        adapter = Adapter(rank=_count("rank", rank), targets=tuple(targets), weights=kept)
+        _check_targets(one.spec, adapter)
+        recipe = replace(recipe, adapter=adapter)
     if flops not in CONVENTIONS:
         raise UnknownNameError("flops", flops, CONVENTIONS)
     if goodput is not None and not 0 < goodput <= 1:
@@ -184,10 +186,10 @@ def question(
     if price is not None and not 0 < price < 1e6:
         raise FieldError("price", price, "must be above zero")
     rounds = _phases(one.spec, phases, tokens, context, assumed, fine=method is not None)
-    rows = dimensions(one.spec).get("rows")
+    rows = learned_positions(one.spec)
     for phase in rounds:
-        if rows is not None and phase.context > int(rows):
-            rule = f"is more than the {int(rows):,} positions the model has learned"
+        if rows is not None and phase.context > rows:
+            rule = f"is more than the {rows:,} positions the model has learned"
             raise FieldError("context", phase.context, rule, "give a shorter one")
     size = _batch(batch, rounds, n, assumed, fine=method is not None)
     return Question(
@@ -195,6 +197,17 @@ def question(
         batch_tokens=size, fixed=_axes(axes, n, one.spec), goodput=goodput, price=price,
         convention=flops, method=method, assumed=tuple(assumed), notes=one.notes,
     )  # fmt: skip
+
+
+def learned_positions(spec: Spec) -> int | None:
+    """The longest context a model with a table of positions can read; None where it has none.
+
+    Example:
+        >>> learned_positions(catalog.model("gpt2")), learned_positions(catalog.model("qwen3-8b"))
+        (1024, None)
+    """
+    rows = dimensions(spec).get("rows")
+    return None if rows is None else int(rows)
 
 
 def _recipe(
@@ -205,7 +218,10 @@ def _recipe(
     name = dtype.lower().replace("_", "-")
     if name not in DTYPES:
         raise UnknownNameError("dtype", dtype, DTYPES)
-    chip.rate(RATES.get(name, name))
+    try:
+        chip.rate(RATES.get(name, name))
+    except FieldError as e:  # in the word the user wrote, not that of the chip's rate
+        raise FieldError("dtype", dtype, e.rule, e.hint) from None
     if name in NEEDS_BLOCK_SCALES and chip.rates.fp4 is None:
         rule = f"needs tensor cores with a scale a block, which {chip.key} has not"
         raise FieldError("dtype", dtype, rule, "use fp8 or fp8-block")
@@ -221,6 +237,19 @@ def _recipe(
     )  # fmt: skip
 
 
+def _check_targets(spec: Spec, adapter: Adapter) -> None:
+    """Every target names a matrix of the model, and something is trained."""
+    known = adapted(spec, replace(adapter, targets=()))
+    for target in adapter.targets:
+        hit = adapted(spec, replace(adapter, targets=(target,)))
+        if not hit.modules and not hit.skipped:
+            there = ", ".join((*known.modules, *known.skipped))
+            raise FieldError("targets", target, "names no matrix of this model", f"it has {there}")
+    if not adapted(spec, adapter).modules:
+        rule = "are experts stacked in 3-D tensors, which get no adapter: nothing would be trained"
+        raise FieldError("targets", ", ".join(adapter.targets), rule, "add a matrix of attention")
+
+
 def _phases(
     spec: Spec, phases: str | None, tokens: int | str | None, context: int | str | None,
     assumed: list[str], *, fine: bool,
@@ -228,7 +257,10 @@ def _phases(
     if phases is not None:
         if tokens is not None or context is not None:
             raise FieldError("phases", phases, "says tokens and context", "leave those out")
-        return tuple(_phase(text) for text in phases.split(","))
+        rounds = [text.strip() for text in phases.split(",")]
+        if not all(rounds):
+            raise FieldError("phases", phases, "has an empty phase", "write 15T@8k,800B@128k")
+        return tuple(_phase(text) for text in rounds)
     length = None if context is None else parse_context(context, "context")
     if length is None:
         usual = TUNING_CONTEXT if fine else CONTEXT
@@ -261,7 +293,8 @@ def _batch(
     """Tokens of a step: whole sequences of the first phase."""
     context = phases[0].context
     if given is None:
-        sequences = tuning_batch() if fine else _advised(phases, n_gpu)
+        wanted = tuning_batch() if fine else _advised(phases, n_gpu)
+        sequences = _shared_out(wanted, n_gpu)
         assumed.append(f"batch: {sequences:,} sequences, {count_text(sequences * context)} tokens")
         return sequences * context
     found = BATCH.fullmatch(str(given))
@@ -269,10 +302,10 @@ def _batch(
     number, unit = found["number"], (found["unit"] or "").lower()
     prefixed = bool(re.search(r"[kKmMbB]i?$", number))
     if unit.startswith("tok") or (not unit and prefixed):
-        wanted = parse_context(number, "batch")
-        sequences = max(1, round(wanted / context))
-        if sequences * context != wanted:
-            assumed.append(f"batch: {sequences:,} whole sequences for {count_text(wanted)} tokens")
+        tokens = parse_context(number, "batch")
+        sequences = max(1, round(tokens / context))
+        if sequences * context != tokens:
+            assumed.append(f"batch: {sequences:,} whole sequences for {count_text(tokens)} tokens")
     else:
         sequences = parse_count(number, "batch")
     if sequences * context > LARGEST:
@@ -285,6 +318,24 @@ def _advised(phases: tuple[Phase, ...], n_gpu: int) -> int:
     wanted = batch_tokens(float(sum(p.tokens for p in phases))) / phases[0].context
     power, smallest = (2 ** max(0, round(math.log2(max(1.0, v)))) for v in (wanted, n_gpu / 8))
     return int(max(power, smallest))
+
+
+def _shared_out(sequences: int, n_gpu: int) -> int:
+    """A batch near one that was assumed, which so many chips can share out evenly.
+
+    A power of two cannot be shared by chips that are none: it becomes the nearest multiple of
+    their odd part and of a power of two that moves it little.
+
+    Example:
+        >>> [_shared_out(128, n) for n in (1, 64, 3, 24)], _shared_out(16384, 100_000)
+        ([128, 128, 120, 120], 15625)
+    """
+    unit = n_gpu // (n_gpu & -n_gpu)
+    if unit == 1 or unit > sequences:
+        return sequences
+    while 8 * unit <= sequences:
+        unit *= 2
+    return unit * round(sequences / unit)
 
 
 def _axes(given: dict[str, Any], n_gpu: int, spec: Spec) -> dict[str, Any]:
@@ -306,8 +357,17 @@ def _axes(given: dict[str, Any], n_gpu: int, spec: Spec) -> dict[str, Any]:
     for name in ("tp", "pp", "dp", "cp"):
         if name in found and n_gpu % found[name]:
             raise FieldError(name, found[name], f"must divide gpus {n_gpu}")
-    if found.get("ep", 1) > 1 and not has(spec, "n_expert"):
-        raise FieldError("ep", found["ep"], "needs a model with experts")
+    degrees = {name: found[name] for name in ("tp", "pp", "dp", "cp") if name in found}
+    chips = math.prod(degrees.values())
+    if n_gpu % chips or (len(degrees) == 4 and chips != n_gpu):
+        said = " × ".join(f"{name} {value}" for name, value in degrees.items())
+        needed = "be" if len(degrees) == 4 else "divide"
+        raise FieldError(said, None, f"= {chips} must {needed} gpus {n_gpu}")
+    ep = found.get("ep", 1)
+    if ep > 1 and not has(spec, "n_expert"):
+        raise FieldError("ep", ep, "needs a model with experts")
+    if ep > 1 and int(spec.read("n_expert")) % ep:
+        raise FieldError("ep", ep, f"must divide the {int(spec.read('n_expert'))} experts")
     return found
 
 

@@ -83,7 +83,13 @@ def splits(q: Question, tally: Tally) -> Iterator[tuple[Split, tuple[int, ...]]]
             )
             continue
         batches = micro_batches(q, q.batch // dp)
-        leaves *= max(1, len(batches))
+        if not batches:
+            fixed, share = q.fixed["micro_batch"], q.batch // dp
+            tally.considered += leaves
+            tally.reject("micro_batch", f"{share} sequences of a replica cannot be cut into "
+                         f"micro-batches of {fixed}", base, leaves)  # fmt: skip
+            continue
+        leaves *= len(batches)
         plain = Split(tp, cp, pp, dp, 1, None, 1)
         found = problem(q, plain)
         if found is not None:

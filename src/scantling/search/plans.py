@@ -164,8 +164,8 @@ def answer(q: Question, progress: Progress | None = None) -> Plans:
 
 
 def run_bill(q: Question, trial: Trial, phase: Phase) -> Bill:
-    """What a phase takes with a plan: whole steps of it."""
-    n_steps = phase.tokens / trial.step.tokens
+    """What a phase takes with a plan: its tokens at the plan's rate, and one step at least."""
+    n_steps = max(1.0, phase.tokens / trial.step.tokens)
     return bill(trial.step.step.times(n_steps), q.cluster.n_gpu, q.chip, q.goodput or 1.0, q.price)
 
 
