@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from msgspec import Struct
 
 from scantling.costs.estimate import Estimate
-from scantling.costs.memory import TrainingMemory, training_memory
+from scantling.costs.memory import TrainingMemory, stage_peaks, training_memory
 from scantling.costs.money import Bill, bill
 from scantling.costs.train import Step, assemble, terms, training_step
 from scantling.errors import FieldError
@@ -337,17 +337,24 @@ def _bounded(q: Question, found: list[Group], held: Held) -> NDArray[np.float64]
 
 
 def _computed(q: Question, g: Group, one: Plan, floor: float, held: Held) -> bool:
-    """Compute one plan and keep it where it is wanted; whether it may fit."""
+    """Compute one plan and keep it where it is wanted; whether it may fit.
+
+    The first stage alone, which mostly holds most, tells of most plans that they are not.
+    """
+    least = max(stage_peaks(q.spec, one, q.recipe, q.context, 0), key=lambda m: m.needed_high)
+    if verdict(least, q) == "does not fit":
+        held.too_large += 1
+        return False
+    size = float(least.needed_high)
+    if held.unwanted(g.split, floor, size) or held.unwanted(g.split, seconds_of(q, one), size):
+        held.slower += 1
+        return True
     memory = training_memory(q.spec, one, q.recipe, q.context)
-    size = float(memory.needed_high)
     if verdict(memory, q) == "does not fit":
         held.too_large += 1
         return False
-    if held.unwanted(g.split, floor, size) or held.unwanted(g.split, seconds_of(q, one), size):
-        held.slower += 1
-    else:
-        step = training_step(q.spec, one, q.recipe, q.context, q.cluster, q.convention)
-        held.add(Trial(one, memory, step))
+    held.add(Trial(one, memory, training_step(q.spec, one, q.recipe, q.context, q.cluster,
+                                              q.convention)))  # fmt: skip
     return True
 
 
