@@ -95,7 +95,9 @@ class Demand(Struct, frozen=True):
     sequences: Num
     """Sequences of all groups and stages that one host looks after."""
     narrow: Num
-    """1 where weights are widened as they are read, else 0."""
+    """1 where dense weights are widened as they are read, else 0."""
+    narrow_experts: Num
+    """The same of routed experts, which may be packed alone."""
     matmul: Num
     """Fraction of the peak that a large product reaches on the chip at the dense dtype."""
     grouped: Num
@@ -222,13 +224,13 @@ def demand(
         grouped_s=found["grouped"] / chip.rate(grouped), attention_s=found["attention"] / wide,
         link_s=found["link"] / link, launches=found["launches"], routed=found["routed"],
         reduces=found["reduces"], sequences=batch * d.dp * d.pp * d.in_flight,
-        narrow=_widened(chip, d), matmul=reached(dense), grouped=reached(grouped),
+        narrow=_widened(chip, d.weights), narrow_experts=_widened(chip, d.experts or d.weights),
+        matmul=reached(dense), grouped=reached(grouped),
     )  # fmt: skip
 
 
-def _widened(chip: Chip, d: Deployment) -> float:
-    """1 where weights, experts first, are kept narrower than their products run, else 0."""
-    kept = d.experts or d.weights
+def _widened(chip: Chip, kept: str) -> float:
+    """1 where weights are kept narrower than their products run, else 0."""
     return float(dtype_bytes(running_dtype(chip, kept)) > dtype_bytes(kept))
 
 
@@ -294,9 +296,10 @@ def step_time(w: Demand, c: ServeConstants) -> Num:
     max(weights / reached, products / reached)   dense, experts and attention each
     + link / reached + what kernels, routing, collectives, sequences and the step take beside
     """
-    narrow: Any = 1 + (c.narrow - 1) * w.narrow
-    dense: Any = maximum(w.weights_s * narrow / c.weights, w.matmul_s / (w.matmul * c.matmul))
-    experts: Any = maximum(w.experts_s * narrow / c.experts, w.grouped_s / (w.grouped * c.grouped))
+    dense_s: Any = w.weights_s * (1 + (c.narrow - 1) * w.narrow) / c.weights
+    experts_s: Any = w.experts_s * (1 + (c.narrow - 1) * w.narrow_experts) / c.experts
+    dense: Any = maximum(dense_s, w.matmul_s / (w.matmul * c.matmul))
+    experts: Any = maximum(experts_s, w.grouped_s / (w.grouped * c.grouped))
     attention: Any = maximum(w.cache_s / c.cache, w.attention_s / c.attention)
     beside: Any = w.launches * c.launch_s + w.routed * c.routed_s + w.reduces * c.reduce_s
     host: Any = w.sequences * c.sequence_s + c.step_s
