@@ -8,17 +8,21 @@ from scantling.costs.estimate import Estimate
 from scantling.costs.money import SERVING_POWER_SHARE
 from scantling.costs.serve import Times, serve_constants
 from scantling.costs.serving_memory import shared_sequences
-from scantling.formats.vllm import Deployed, deployed_flags
+from scantling.costs.serving_scheme import Numbers, numbers
+from scantling.formats.vllm import Deployed, deployed_flags, stack_notes
 from scantling.quantity import Kind, Quantity
 from scantling.search.serving import MOST_RUNNING, Capacity, Point, Row, Served, Trial
 from scantling.search.serving_question import Question
 from scantling.search.serving_space import Held, Layout
+from scantling.spec import Spec
+from scantling.spec.plan import Plan
 
 PARTS = ("weights", "cache", "activations", "logits", "overhead", "adapters", "draft")
 """What a chip holds, as ``ServingMemory`` names it."""
 TOLD = (
     "assumed",
     "left out",
+    "no effect",
     "the context is extended",
     "yarn",
     "linear",
@@ -92,8 +96,9 @@ def vllm_flags(r: Row, q: Question) -> tuple[dict[str, Any], tuple[str, ...]]:
         tp=s.tp, pp=s.pp, dp=s.dp, experts_whole=s.ep > 1, context=q.context, sequences=each,
         chunk=q.beside.chunk, share=q.share, cache=q.cache, quant=t.scheme.name,
         eager=not q.beside.graphs, adapters=q.beside.adapters, rank=q.beside.rank,
-        guesses=q.factors.guesses,
+        guesses=q.factors.guesses, gguf=t.scheme.mixed,
     ))  # fmt: skip
+    notes_ = (*notes_, *stack_notes(q.spec))
     if t.layout.replicas > 1:
         notes_ = (*notes_, f"start {t.layout.replicas} of these behind a balancer")
     return values, notes_
@@ -231,13 +236,29 @@ def _estimate(
     return found
 
 
+def packs(spec: Spec, scheme: Numbers) -> bool:
+    """Whether a scheme packs anything of a model.
+
+    Example:
+        >>> from scantling import catalog
+        >>> from scantling.costs.serving_scheme import numbers
+        >>> [packs(catalog.model(m), numbers("mxfp4")) for m in ("llama-3.1-8b", "mixtral-8x7b")]
+        [False, True]
+    """
+    wide = numbers("bf16").rank_bytes(spec, Plan())
+    return float(scheme.rank_bytes(spec, Plan())) < float(wide)
+
+
 def notes(found: Served) -> list[str]:
     """What to know beside the numbers."""
     q, r = found.question, found.choice
     told = [n for n in q.notes if n.startswith(TOLD)]
     if r is None:
         return told
-    m = r.trial.held.memory
+    m, packed = r.trial.held.memory, r.trial.scheme
+    if packed.scheme.quantised and not packs(q.spec, packed):
+        told.append(f"{packed.name} packs {' and '.join(sorted(packed.scheme.parts))} alone, and "
+                    "the model has none: its weights stay in 16 bits")  # fmt: skip
     told += found.warnings[:WARNINGS]
     if float(m.cache_full) > 1.05 * float(m.cache) and not q.beside.by_kind:
         told.append(

@@ -88,8 +88,8 @@ def _row_json(r: Row) -> dict[str, Any]:
 def print_varied(out: Console, name: str, field: str, rows: list[Row]) -> None:
     """The rows as a table."""
     out.print(f"[bold]{name}[/bold] over {field}:", highlight=False)
-    found = table((field, "right"), ("", "left"), ("memory", "right"), ("context", "right"),
-                  ("batch", "right"), ("first token", "right"), ("per token", "right"),
+    found = table((field, "right"), ("", "left"), ("memory", "right"), ("max context", "right"),
+                  ("max batch", "right"), ("first token", "right"), ("per token", "right"),
                   ("tokens/s", "right"), ("split", "left"))  # fmt: skip
     for r in rows:
         shown = f"{r.value:,}"

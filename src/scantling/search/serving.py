@@ -230,12 +230,18 @@ def _warnings(q: Question, t: Trial) -> tuple[str, ...]:
 
 
 def _preference(q: Question, r: Row) -> tuple[Any, ...]:
-    """What fits and keeps the limits first; then the first scheme given, the least memory."""
+    """What fits and keeps the limits first; then the first scheme given, the least memory.
+
+    Of what does not fit, that which lacks least.
+    """
     t = r.trial
+    lacks = 0.0
+    if t.held.verdict == "does not fit":
+        lacks = float(t.held.memory.low) / t.chip.usable_bytes
     keeps = q.slo is None or _load_within(r.capacity) > 0
     order = [s.name for s in q.schemes].index(t.scheme.name)
     size = t.chip.usable_bytes * t.n_gpu
-    return ORDER[t.held.verdict], not keeps, order, size, -t.rate
+    return ORDER[t.held.verdict], lacks, not keeps, order, size, -t.rate
 
 
 def _trials(q: Question, chip: Chip, scheme: Numbers, invalid: list[Invalid]) -> list[Trial]:
