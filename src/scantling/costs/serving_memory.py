@@ -152,7 +152,14 @@ def _stage(
     weights: Any = weight_bytes(spec, plan, stage)
     held = cache_readings(rank_spec(spec, plan, stage), sequences, context, dtype)
     tokens = minimum(product(sequences, context), own.chunk)
-    activations: Any = product(tokens, _token_bytes(placed_operators(spec, plan, 1, stage), spec))
+    ops = placed_operators(spec, plan, 1, stage)
+    of_sound = _sound_rows(spec)
+    activations: Any = product(tokens, _token_bytes(
+        tuple(o for o in ops if of_sound is None or not _over_sound(o)), spec))  # fmt: skip
+    if of_sound is not None:  # a piece of sound passes the encoder whole
+        pieces = minimum(sequences, maximum(own.chunk // of_sound, 1))
+        each = _token_bytes(tuple(filter(_over_sound, ops)), spec, of_sound)
+        activations = maximum(activations, product(pieces, each))
     last = stage == plan.pp - 1
     entries: Any = product(sequences, spec.vocab_size) if last else 0
     adapters: Any = adapter_bytes(spec, own) / (plan.tp * plan.pp)
@@ -223,15 +230,31 @@ def _column_pages(ops: tuple[Op, ...], sequences: Num, context: Num, dtype: str)
     return total * sequences
 
 
-def _token_bytes(ops: tuple[Placed, ...], spec: Spec) -> Any:
-    """Activation bytes of one token at the widest layer: several experts' where they are routed."""
+def _sound_rows(spec: Spec) -> Num | None:
+    """Rows that an encoder of sound makes of every piece, however many tokens are asked for."""
+    own = spec.encoder_embeddings
+    if own is None or own.audio is None or own.position is None:
+        return None
+    return own.position.rows
+
+
+def _over_sound(placed: Placed) -> bool:
+    """Whether an operator passes the rows of an encoder and not the tokens of the decoder."""
+    return placed.layer.startswith("encoder.") or placed.op.name.endswith("cross_attention.kv")
+
+
+def _token_bytes(ops: tuple[Placed, ...], spec: Spec, rows_of_stream: Num = 1) -> Any:
+    """Activation bytes of one token at the widest layer: several experts' where they are routed.
+
+    Where a sequence has a fixed number of rows, those of one sequence.
+    """
     widest: Any = 0
     for placed in ops:
         op = placed.op
         if op.kind == "matmul" and placed.layer:
             rows: Any = op.m * (op.repeat // maximum(op.times, 1))
             widest = maximum(widest, product(rows, op.n + op.k))
-    return (widest + STREAMS * spec.d_model) * ACTIVATION_BYTES
+    return (widest + STREAMS * product(rows_of_stream, spec.d_model)) * ACTIVATION_BYTES
 
 
 def adapter_bytes(spec: Spec, own: Beside) -> Any:

@@ -6,7 +6,7 @@ from typing import Any
 
 from scantling.costs.estimate import Estimate
 from scantling.costs.money import SERVING_POWER_SHARE
-from scantling.costs.serve import Times, serve_constants
+from scantling.costs.serve import Times, serve_constants, widened
 from scantling.costs.serving_memory import shared_sequences
 from scantling.costs.serving_scheme import Numbers, numbers
 from scantling.formats.vllm import Deployed, deployed_flags, stack_notes
@@ -278,6 +278,14 @@ def notes(found: Served) -> list[str]:
     if over:
         told.append(f"{over[0].concurrency} requests are more than the {r.max_batch} that fit for "
                     "certain: the rest waits")  # fmt: skip
+    if widened(r.trial.chip, packed.dense):
+        told.append("what unpacking costs was measured in experts only: the times take it for "
+                    "dense weights too, and their fast ends leave it out")  # fmt: skip
+    if q.spec.encoder is not None:
+        told.append(
+            "the decoder is taken to pass a prompt of its own beside what the encoder reads: "
+            "an upper bound"
+        )
     if unmeasured(r.trial):
         told.append(f"no measurement of {r.trial.chip.key} stands behind its efficiency: the "
                     "intervals are wider")  # fmt: skip
