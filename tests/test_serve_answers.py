@@ -166,3 +166,29 @@ def test_what_was_asked_for_stands_before_what_was_not():
     text = printed("qwen3-8b", "--gpu", "l4,h100-sxm", "--slo", "tpot=50ms", "--price", "2")
     header = next(line for line in text.splitlines() if line.lstrip().startswith("chips"))
     assert header.index("within") < header.index("M out") < header.index("context")
+
+
+@pytest.mark.parametrize(("model", "finer"), [("qwen2.5-0.5b", 64), ("qwen2.5-72b", 64)])
+def test_a_split_that_cuts_a_group_is_told_the_groups_that_it_would_not_cut(model, finer):
+    # 896 / 2 = 448 inputs are 3.5 groups of 128 and 7 of 64; 29568 / 2 = 14784 are 115.5 and 231
+    found = serve(model, gpu="a100-sxm-80gb", gpus=2, tp=2, quant="gptq-int4")
+    assert found.choice is None
+    assert f"TP 2 is valid as it is with --quant gptq-int4-g{finer}" in found.remedies
+    assert serve(model, gpu="a100-sxm-80gb", gpus=2, tp=2, quant=f"gptq-int4-g{finer}").choice
+
+
+def test_no_shape_is_advised_where_the_degree_does_not_divide_the_chips():
+    found = serve("llama-3.1-8b", gpu="h100-sxm", gpus=8, tp=3)
+    assert (found.choice, found.remedies) == (None, ())
+
+
+def test_where_nothing_that_was_tried_fits_that_is_said():
+    found = serve("deepseek-v3", gpu="l4", quant="fp8-block")
+    assert found.remedies == ("nothing that was tried, up to 16 of these chips",)
+
+
+def test_a_mac_holds_three_quarters_of_its_memory():
+    # 128 GiB × 3/4 × 0.9 = 86.4 GiB; the weights alone are 70.6e9 × 8.5 / 8 bytes = 69.8 GiB
+    found = serve("llama-3.1-70b", gpu="m4-max", quant="q8_0", context="64k")
+    assert found.choice.trial.held.room_bytes == 0.9 * 0.75 * 128 * 2**30
+    assert not found.fits
