@@ -192,3 +192,22 @@ def test_a_mac_holds_three_quarters_of_its_memory():
     found = serve("llama-3.1-70b", gpu="m4-max", quant="q8_0", context="64k")
     assert found.choice.trial.held.room_bytes == 0.9 * 0.75 * 128 * 2**30
     assert not found.fits
+
+
+def test_a_value_that_is_refused_does_not_widen_the_table():
+    text = printed("llama-3.1-8b", "--gpu", "h100-sxm", "--vary", "n_kv_head=8:24:8",
+                   "--in", "1000", "--out", "200")  # fmt: skip
+    assert "n_kv_head 24: " in text
+    assert max(len(line.rstrip()) for line in text.splitlines() if "one chip" in line) < 120
+
+
+def test_a_longer_context_is_served_with_the_override_it_needs():
+    found = serve("qwen3-8b", gpu="h100-sxm", context="128k", rope="yarn")
+    assert any("--hf-overrides" in n for n in vllm_flags(found.choice, found.question)[1])
+    found = serve("qwen3-8b", gpu="h100-sxm", context="8k")
+    assert not any("--hf-overrides" in n for n in vllm_flags(found.choice, found.question)[1])
+    words = ["export", "qwen3-8b", "--to", "vllm", "--gpu", "h100-sxm", "--context", "131072",
+             "--rope", "yarn"]  # fmt: skip
+    done = CliRunner().invoke(cli.group, words, standalone_mode=False)
+    assert "--hf-overrides" in done.stdout
+    assert "needs --hf-overrides" not in done.stderr

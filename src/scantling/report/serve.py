@@ -35,6 +35,10 @@ WARNINGS = 6
 QUEUED = "a queue decides it: from nobody waiting to very uneven arrivals; no table measures it"
 
 
+LONGER = "the longer context needs --hf-overrides too: export --to vllm --rope writes it"
+"""What the flags of ``serve`` leave to ``export``."""
+
+
 def to_json(found: Served) -> dict[str, Any]:
     """The contract of ``serve --json``; without a valid layout only what was asked and why not."""
     q = found.question
@@ -99,6 +103,8 @@ def vllm_flags(r: Row, q: Question) -> tuple[dict[str, Any], tuple[str, ...]]:
         guesses=q.factors.guesses, gguf=t.scheme.mixed,
     ))  # fmt: skip
     notes_ = (*notes_, *stack_notes(q.spec))
+    if q.trained is not None and q.context > q.trained:
+        notes_ = (*notes_, LONGER)
     if t.layout.replicas > 1:
         notes_ = (*notes_, f"start {t.layout.replicas} of these behind a balancer")
     return values, notes_
