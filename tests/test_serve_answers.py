@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from scantling import catalog, cli
-from scantling.costs.serving_memory import Split, serving_memory
+from scantling.costs.serving_memory import Beside, Split, serving_memory
 from scantling.costs.serving_scheme import numbers
 from scantling.errors import FieldError
 from scantling.formats import hf
@@ -211,3 +211,15 @@ def test_a_longer_context_is_served_with_the_override_it_needs():
     done = CliRunner().invoke(cli.group, words, standalone_mode=False)
     assert "--hf-overrides" in done.stdout
     assert "needs --hf-overrides" not in done.stderr
+
+
+def test_adapters_of_experts_count_at_the_upper_end():
+    # 32 layers × 8 experts × 3 matrices of 4096 × 14336, rank 16, 16 bits, three adapters
+    on_experts = 32 * 8 * 3 * (4096 + 14336) * 16 * 2 * 3
+    spec = catalog.model("mixtral-8x7b")
+    with_, without = (
+        serving_memory(spec, Split(), numbers("bf16").rank_bytes, 1, 8192, beside=beside)
+        for beside in (Beside(adapters=3, rank=16), Beside())
+    )
+    assert with_.high - without.high - with_.adapters == on_experts
+    assert with_.low - without.low == with_.adapters

@@ -163,6 +163,7 @@ def _stage(
     last = stage == plan.pp - 1
     entries: Any = product(sequences, spec.vocab_size) if last else 0
     adapters: Any = adapter_bytes(spec, own) / (plan.tp * plan.pp)
+    on_experts: Any = adapter_bytes(spec, own, experts=True) / (plan.tp * plan.dp * plan.pp)
     draft: Any = 0
     if own.draft is not None:
         small = Plan()
@@ -177,7 +178,8 @@ def _stage(
            + c["sample_low_bytes"] * entries + adapters + over_low)  # fmt: skip
     reserved = held.by_kind if own.by_kind else maximum(held.full, held.by_kind)
     high = (fixed + reserved + c["activations_high"] * activations
-            + c["sample_high_bytes"] * entries + adapters * plan.tp + over_high)  # fmt: skip
+            + c["sample_high_bytes"] * entries + adapters * plan.tp + on_experts
+            + over_high)  # fmt: skip
     return ServingMemory(
         total=total, low=low, high=high, weights=weights, cache=held.by_kind,
         cache_ideal=held.ideal, cache_full=held.full, state=held.state, activations=activations,
@@ -257,11 +259,17 @@ def _token_bytes(ops: tuple[Placed, ...], spec: Spec, rows_of_stream: Num = 1) -
     return (widest + STREAMS * product(rows_of_stream, spec.d_model)) * ACTIVATION_BYTES
 
 
-def adapter_bytes(spec: Spec, own: Beside) -> Any:
-    """Low-rank adapters on every linear matrix, in 16 bits."""
+def adapter_bytes(spec: Spec, own: Beside, *, experts: bool = False) -> Any:
+    """Low-rank adapters on every linear matrix, in 16 bits: routed experts, or all but those.
+
+    Some engines hold adapters of experts too, so the upper end counts them.
+    """
     if not own.adapters:
         return 0
-    return adapted(spec, Adapter(rank=own.rank)).parameters * own.adapters * ACTIVATION_BYTES
+    plain = adapted(spec, Adapter(rank=own.rank)).parameters
+    if experts:
+        plain = adapted(spec, Adapter(rank=own.rank), wrap_experts=True).parameters - plain
+    return plain * own.adapters * ACTIVATION_BYTES
 
 
 def overhead_bytes(split: Split, own: Beside) -> tuple[float, float, float]:

@@ -105,6 +105,8 @@ def vllm_flags(r: Row, q: Question) -> tuple[dict[str, Any], tuple[str, ...]]:
     notes_ = (*notes_, *stack_notes(q.spec))
     if q.trained is not None and q.context > q.trained:
         notes_ = (*notes_, LONGER)
+    if t.chip.vendor == "Apple":
+        notes_ = (*notes_, "the engine itself has no kernels for this GPU: llama.cpp and MLX have")
     if t.layout.replicas > 1:
         notes_ = (*notes_, f"start {t.layout.replicas} of these behind a balancer")
     return values, notes_
