@@ -223,3 +223,10 @@ def test_adapters_of_experts_count_at_the_upper_end():
     )
     assert with_.high - without.high - with_.adapters == on_experts
     assert with_.low - without.low == with_.adapters
+
+
+def test_an_engine_is_told_to_run_as_many_as_keep_the_limits():
+    found = serve("llama-3.1-8b", gpu="h100-sxm", slo="tpot=30ms", prompt=1024, answer=128)
+    most = found.choice.capacity.expected.concurrency
+    assert most > 1
+    assert vllm_flags(found.choice, found.question)[0]["max-num-seqs"] == most

@@ -95,7 +95,9 @@ def row_json(r: Row, q: Question) -> dict[str, Any]:
 def vllm_flags(r: Row, q: Question) -> tuple[dict[str, Any], tuple[str, ...]]:
     """The flags of ``vllm serve`` for one replica of a row, and what no flag says."""
     t, s = r.trial, r.trial.layout.split
-    each = shared_sequences(max(q.batch, *q.loads), t.layout.groups)
+    within = None if r.capacity is None else r.capacity.expected
+    most = max(q.batch, *q.loads, 1 if within is None else within.concurrency)
+    each = shared_sequences(most, t.layout.groups)
     values, notes_ = deployed_flags(Deployed(
         tp=s.tp, pp=s.pp, dp=s.dp, experts_whole=s.ep > 1, context=q.context, sequences=each,
         chunk=q.beside.chunk, share=q.share, cache=q.cache, quant=t.scheme.name,
