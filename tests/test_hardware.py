@@ -251,7 +251,13 @@ def test_the_printed_gigabytes_are_gib_and_a_driver_never_shows_more():
     assert chip("h100").usable_bytes == 81559 * 2**20
     assert chip("b300").memory_bytes == pytest.approx(288e9, rel=2e-3)
     for one in chips().values():
-        assert 0.9 * one.memory_bytes < one.usable_bytes <= one.memory_bytes, one.key
+        least = 0.74 if one.vendor == "Apple" else 0.9  # shared memory: the system keeps a part
+        assert least * one.memory_bytes < one.usable_bytes <= one.memory_bytes, one.key
+
+
+def test_a_gpu_that_shares_memory_gets_the_part_that_the_system_gives_it():
+    # 49152 MB recommended of 64 GB, as llama.cpp prints (its issue 1870)
+    assert chip("m1-max").usable_bytes == 49152 * 2**20
 
 
 def test_b200_holds_both_its_printed_capacities():

@@ -118,7 +118,7 @@ def _deployed(one: Any, gpu: str, rope: str | None, asked: dict[str, Any]) -> tu
     """
     from scantling.formats.registry import export as write
     from scantling.formats.vllm import flag_lines
-    from scantling.report.serve import vllm_flags
+    from scantling.report.serve import LONGER, vllm_flags
     from scantling.search.serving import answer
     from scantling.search.serving_question import question
 
@@ -132,4 +132,5 @@ def _deployed(one: Any, gpu: str, rope: str | None, asked: dict[str, Any]) -> tu
     if "hf-overrides" in plain.values:
         values["hf-overrides"] = plain.values["hf-overrides"]
     text = " \\\n".join(flag_lines(values)) + "\n"
-    return q.spec, replace(plain, values=values, text=text, notes=(*notes, plain.notes[-1]))
+    told = tuple(dict.fromkeys(n for n in (*notes, *plain.notes[1:]) if n != LONGER))
+    return q.spec, replace(plain, values=values, text=text, notes=told)

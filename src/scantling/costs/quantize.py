@@ -407,6 +407,9 @@ def layers_of(rule: str, n_layer: Dim, shared: Num = 0) -> Num:
 # ---------------------------------------------------------------- chips
 
 
+UNPACKED = "unpacked to 16 bits as they are read: this saves memory and traffic, not arithmetic"
+
+
 class Support(Struct, frozen=True):
     """What a chip can do with weights of a scheme."""
 
@@ -433,14 +436,14 @@ def support(one: Scheme, chip: Chip) -> Support:
     if one.rate is not None and getattr(chip.rates, one.rate, None) is not None:
         return Support("native", f"{chip.name} computes in {one.rate}")
     if "*" in one.vendors:
-        return Support("weights", f"{one.title} is unpacked to 16 bits")
+        return Support("weights", f"weights in {one.title} are {UNPACKED}")
     if chip.vendor not in one.vendors:
         rate = f"no {one.rate} units and " if one.rate else ""
         return Support("no", f"{chip.name} has {rate}no known kernel that unpacks {one.name}")
     capability = float(chip.compute_capability or math.inf)
     if one.capability is not None and capability >= one.capability:
-        what = f"has no {one.rate} units: weights" if one.rate else ": weights"
-        return Support("weights", f"{chip.name} {what} are unpacked to 16 bits".replace(" :", ":"))
+        what = f" has no {one.rate} units:" if one.rate else ":"
+        return Support("weights", f"{chip.name}{what} weights are {UNPACKED}")
     needs = f"{one.capability:g}" if one.capability else "none"
     return Support("no", f"kernels of {one.name} need compute capability {needs}, "
                    f"{chip.name} has {chip.compute_capability}")  # fmt: skip

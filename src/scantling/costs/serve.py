@@ -11,6 +11,7 @@ import functools
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from scantling.arith import Num, ceil_div, maximum, minimum, product
 from scantling.costs.cache import cache_bytes
@@ -95,7 +96,9 @@ class Demand(Struct, frozen=True):
     sequences: Num
     """Sequences of all groups and stages that one host looks after."""
     narrow: Num
-    """1 where weights are widened as they are read, else 0."""
+    """1 where dense weights are widened as they are read, else 0."""
+    narrow_experts: Num
+    """The same of routed experts, which may be packed alone."""
     matmul: Num
     """Fraction of the peak that a large product reaches on the chip at the dense dtype."""
     grouped: Num
@@ -222,13 +225,19 @@ def demand(
         grouped_s=found["grouped"] / chip.rate(grouped), attention_s=found["attention"] / wide,
         link_s=found["link"] / link, launches=found["launches"], routed=found["routed"],
         reduces=found["reduces"], sequences=batch * d.dp * d.pp * d.in_flight,
-        narrow=_widened(chip, d), matmul=reached(dense), grouped=reached(grouped),
+        narrow=widened(chip, d.weights), narrow_experts=widened(chip, d.experts or d.weights),
+        matmul=reached(dense), grouped=reached(grouped),
     )  # fmt: skip
 
 
-def _widened(chip: Chip, d: Deployment) -> float:
-    """1 where weights, experts first, are kept narrower than their products run, else 0."""
-    kept = d.experts or d.weights
+def widened(chip: Chip, kept: str) -> float:
+    """1 where weights are kept narrower than their products run, else 0.
+
+    Example:
+        >>> from scantling.hardware import chip
+        >>> [widened(chip("l4"), kept) for kept in ("bf16", "fp8", "int4")]
+        [0.0, 0.0, 1.0]
+    """
     return float(dtype_bytes(running_dtype(chip, kept)) > dtype_bytes(kept))
 
 
@@ -294,9 +303,10 @@ def step_time(w: Demand, c: ServeConstants) -> Num:
     max(weights / reached, products / reached)   dense, experts and attention each
     + link / reached + what kernels, routing, collectives, sequences and the step take beside
     """
-    narrow: Any = 1 + (c.narrow - 1) * w.narrow
-    dense: Any = maximum(w.weights_s * narrow / c.weights, w.matmul_s / (w.matmul * c.matmul))
-    experts: Any = maximum(w.experts_s * narrow / c.experts, w.grouped_s / (w.grouped * c.grouped))
+    dense_s: Any = w.weights_s * (1 + (c.narrow - 1) * w.narrow) / c.weights
+    experts_s: Any = w.experts_s * (1 + (c.narrow - 1) * w.narrow_experts) / c.experts
+    dense: Any = maximum(dense_s, w.matmul_s / (w.matmul * c.matmul))
+    experts: Any = maximum(experts_s, w.grouped_s / (w.grouped * c.grouped))
     attention: Any = maximum(w.cache_s / c.cache, w.attention_s / c.attention)
     beside: Any = w.launches * c.launch_s + w.routed * c.routed_s + w.reduces * c.reduce_s
     host: Any = w.sequences * c.sequence_s + c.step_s
@@ -394,6 +404,9 @@ def served(w: Load, d: Deployment, c: ServeConstants) -> Serving:
     In steady state each of the others is prefilled once while a request's answer is made; what
     falls into its own wait for the first token does not count. With pp stages a step passes all
     of them while the other sequences fill the gaps.
+
+    What widening costs was measured in experts only. The fast ends of dense weights that are
+    widened as they are read are those of weights that are not.
     """
     decode: Any = step_time(w.decode, c)
     among: Any = prefill_time(w, c)
@@ -405,12 +418,15 @@ def served(w: Load, d: Deployment, c: ServeConstants) -> Serving:
     low: Any = c.decode_low + (c.experts_low - c.decode_low) * w.routed
     high: Any = c.decode_high + (c.experts_high - c.decode_high) * w.routed
     e = c.widen
+    plain: Any = step_time(replace(w.decode, narrow=0.0 * w.decode.narrow), c)
+    fast: Any = tpot - decode + plain
+    fastest: Any = rate * tpot / fast
     return Serving(
         sequences=w.sequences,
-        tpot_s=Times(maximum(tpot * low**e, w.decode.lower_s), tpot, tpot * high**e),
+        tpot_s=Times(maximum(fast * low**e, w.decode.lower_s), tpot, tpot * high**e),
         ttft_s=Times(maximum(first * c.first_low**e, w.prefill.lower_s), first,
                      first * c.first_high**e),
-        tokens_per_s=Times(rate * c.rate_low**e, rate, rate * c.rate_high**e),
+        tokens_per_s=Times(rate * c.rate_low**e, rate, fastest * c.rate_high**e),
         decode_s=decode, prefill_s=alone, weights_bytes=w.weights_bytes,
         cache_bytes=w.cache_bytes, queues=w.queues,
     )  # fmt: skip

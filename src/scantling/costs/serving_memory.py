@@ -152,10 +152,18 @@ def _stage(
     weights: Any = weight_bytes(spec, plan, stage)
     held = cache_readings(rank_spec(spec, plan, stage), sequences, context, dtype)
     tokens = minimum(product(sequences, context), own.chunk)
-    activations: Any = product(tokens, _token_bytes(placed_operators(spec, plan, 1, stage), spec))
+    ops = placed_operators(spec, plan, 1, stage)
+    of_sound = _sound_rows(spec)
+    activations: Any = product(tokens, _token_bytes(
+        tuple(o for o in ops if of_sound is None or not _over_sound(o)), spec))  # fmt: skip
+    if of_sound is not None:  # a piece of sound passes the encoder whole
+        pieces = minimum(sequences, maximum(own.chunk // of_sound, 1))
+        each = _token_bytes(tuple(filter(_over_sound, ops)), spec, of_sound)
+        activations = maximum(activations, product(pieces, each))
     last = stage == plan.pp - 1
     entries: Any = product(sequences, spec.vocab_size) if last else 0
     adapters: Any = adapter_bytes(spec, own) / (plan.tp * plan.pp)
+    on_experts: Any = adapter_bytes(spec, own, experts=True) / (plan.tp * plan.dp * plan.pp)
     draft: Any = 0
     if own.draft is not None:
         small = Plan()
@@ -170,7 +178,8 @@ def _stage(
            + c["sample_low_bytes"] * entries + adapters + over_low)  # fmt: skip
     reserved = held.by_kind if own.by_kind else maximum(held.full, held.by_kind)
     high = (fixed + reserved + c["activations_high"] * activations
-            + c["sample_high_bytes"] * entries + adapters * plan.tp + over_high)  # fmt: skip
+            + c["sample_high_bytes"] * entries + adapters * plan.tp + on_experts
+            + over_high)  # fmt: skip
     return ServingMemory(
         total=total, low=low, high=high, weights=weights, cache=held.by_kind,
         cache_ideal=held.ideal, cache_full=held.full, state=held.state, activations=activations,
@@ -223,22 +232,44 @@ def _column_pages(ops: tuple[Op, ...], sequences: Num, context: Num, dtype: str)
     return total * sequences
 
 
-def _token_bytes(ops: tuple[Placed, ...], spec: Spec) -> Any:
-    """Activation bytes of one token at the widest layer: several experts' where they are routed."""
+def _sound_rows(spec: Spec) -> Num | None:
+    """Rows that an encoder of sound makes of every piece, however many tokens are asked for."""
+    own = spec.encoder_embeddings
+    if own is None or own.audio is None or own.position is None:
+        return None
+    return own.position.rows
+
+
+def _over_sound(placed: Placed) -> bool:
+    """Whether an operator passes the rows of an encoder and not the tokens of the decoder."""
+    return placed.layer.startswith("encoder.") or placed.op.name.endswith("cross_attention.kv")
+
+
+def _token_bytes(ops: tuple[Placed, ...], spec: Spec, rows_of_stream: Num = 1) -> Any:
+    """Activation bytes of one token at the widest layer: several experts' where they are routed.
+
+    Where a sequence has a fixed number of rows, those of one sequence.
+    """
     widest: Any = 0
     for placed in ops:
         op = placed.op
         if op.kind == "matmul" and placed.layer:
             rows: Any = op.m * (op.repeat // maximum(op.times, 1))
             widest = maximum(widest, product(rows, op.n + op.k))
-    return (widest + STREAMS * spec.d_model) * ACTIVATION_BYTES
+    return (widest + STREAMS * product(rows_of_stream, spec.d_model)) * ACTIVATION_BYTES
 
 
-def adapter_bytes(spec: Spec, own: Beside) -> Any:
-    """Low-rank adapters on every linear matrix, in 16 bits."""
+def adapter_bytes(spec: Spec, own: Beside, *, experts: bool = False) -> Any:
+    """Low-rank adapters on every linear matrix, in 16 bits: routed experts, or all but those.
+
+    Some engines hold adapters of experts too, so the upper end counts them.
+    """
     if not own.adapters:
         return 0
-    return adapted(spec, Adapter(rank=own.rank)).parameters * own.adapters * ACTIVATION_BYTES
+    plain = adapted(spec, Adapter(rank=own.rank)).parameters
+    if experts:
+        plain = adapted(spec, Adapter(rank=own.rank), wrap_experts=True).parameters - plain
+    return plain * own.adapters * ACTIVATION_BYTES
 
 
 def overhead_bytes(split: Split, own: Beside) -> tuple[float, float, float]:

@@ -13,7 +13,16 @@ from scantling.formats.context import far_rope
 from scantling.formats.hf.layout import thaw
 from scantling.formats.registry import Exported, register
 from scantling.formats.target import context_of, scaling_of
-from scantling.spec import Dense, Experts, GroupedAttention, LatentAttention, Spec, divisors
+from scantling.ops import operators
+from scantling.spec import (
+    Dense,
+    Experts,
+    GroupedAttention,
+    LatentAttention,
+    Spec,
+    Workload,
+    divisors,
+)
 from scantling.spec.vary import nodes
 
 LARGEST_TP = 64
@@ -59,8 +68,25 @@ def export(spec: Spec) -> Exported:
     notes = (
         f"tensor-parallel sizes that divide heads and widths: {sizes}",
         f"it reads the config of {architecture}: write it with --to hf",
+        *stack_notes(spec),
     )
     return Exported("vllm", values, " \\\n".join(lines) + "\n", notes)
+
+
+def stack_notes(spec: Spec) -> tuple[str, ...]:
+    """What the stacks of a model mean for an engine that is made for decoders.
+
+    Example:
+        >>> from scantling import catalog
+        >>> stack_notes(catalog.model("llama-3.1-8b"))
+        ()
+    """
+    if spec.encoder is not None:
+        told = "an encoder beside a decoder: engines run few of this kind, most of them for speech"
+        return (told,)
+    if not any(op.cache is not None for op in operators(spec, Workload("decode", 1, 1))):
+        return ("an encoder alone makes no tokens: --runner pooling serves its vectors and scores",)
+    return ()
 
 
 def flag_lines(values: dict[str, Any]) -> list[str]:
@@ -91,6 +117,7 @@ class Deployed(Struct, frozen=True, kw_only=True):
         share: Of the memory that it may fill.
         cache: Dtype of keys and values.
         quant: Scheme of the weights.
+        gguf: Whether that is a mix of llama.cpp, which comes as one file.
         eager: Whether no graphs are captured.
         adapters: Low-rank adapters at once.
         rank: Their rank.
@@ -107,6 +134,7 @@ class Deployed(Struct, frozen=True, kw_only=True):
     share: float
     cache: str
     quant: str
+    gguf: bool = False
     eager: bool = False
     adapters: int = 0
     rank: int = 16
@@ -139,6 +167,11 @@ def deployed_flags(d: Deployed) -> tuple[dict[str, Any], tuple[str, ...]]:
         notes.append(f"a cache in {d.cache} has no flag")
     if d.quant in ONLINE:
         values["quantization"] = ONLINE[d.quant]
+    elif d.gguf:
+        notes.append(
+            f"serve one GGUF file in {d.quant} in place of the model's folder, with --tokenizer; "
+            "this reader is experimental and knows few model types"
+        )
     elif d.quant not in {"bf16", "fp16", "fp32"}:
         notes.append(f"serve a checkpoint that is packed in {d.quant}: its config says so")
     if d.quant == "fp16":

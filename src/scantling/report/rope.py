@@ -171,6 +171,8 @@ def print_rope(out: Console, r: Rotary) -> None:
     )
     for t in one.tables:
         _print_table(out, t)
+    out.print("[dim]wavelength and now: tokens a turn before and after the scaling, × between "
+              f"them; fast: {FAST_TURNS} turns or more[/dim]")  # fmt: skip
     if one.methods:
         _print_methods(out, one.methods)
     out.print(f"KV cache, batch {r.batch}, {r.kv_dtype}: {bytes_text(float(r.before.bytes))} at "
@@ -237,6 +239,11 @@ def _print_methods(out: Console, methods: tuple[Method, ...]) -> None:
         )  # fmt: skip
     if found.row_count:
         show_table(out, found)
+        out.print(
+            "[dim]slowest ×: how much slower the slowest pair turns; unseen: pairs that reach new "
+            "angles; fast slower: fast pairs that turn slower; known untrained, trained: the "
+            "largest factor that evidence covers[/dim]"
+        )
     reasons: dict[str, list[str]] = {}
     for m in methods:
         if m.refused:

@@ -6,19 +6,23 @@ from typing import Any
 
 from scantling.costs.estimate import Estimate
 from scantling.costs.money import SERVING_POWER_SHARE
-from scantling.costs.serve import Times, serve_constants
+from scantling.costs.serve import Times, serve_constants, widened
 from scantling.costs.serving_memory import shared_sequences
-from scantling.formats.vllm import Deployed, deployed_flags
+from scantling.costs.serving_scheme import Numbers, numbers
+from scantling.formats.vllm import Deployed, deployed_flags, stack_notes
 from scantling.quantity import Kind, Quantity
 from scantling.search.serving import MOST_RUNNING, Capacity, Point, Row, Served, Trial
 from scantling.search.serving_question import Question
 from scantling.search.serving_space import Held, Layout
+from scantling.spec import Spec
+from scantling.spec.plan import Plan
 
 PARTS = ("weights", "cache", "activations", "logits", "overhead", "adapters", "draft")
 """What a chip holds, as ``ServingMemory`` names it."""
 TOLD = (
     "assumed",
     "left out",
+    "no effect",
     "the context is extended",
     "yarn",
     "linear",
@@ -29,6 +33,10 @@ TOLD = (
 WARNINGS = 6
 """Warnings told of a choice; more are of one kind."""
 QUEUED = "a queue decides it: from nobody waiting to very uneven arrivals; no table measures it"
+
+
+LONGER = "the longer context needs --hf-overrides too: export --to vllm --rope writes it"
+"""What the flags of ``serve`` leave to ``export``."""
 
 
 def to_json(found: Served) -> dict[str, Any]:
@@ -87,13 +95,20 @@ def row_json(r: Row, q: Question) -> dict[str, Any]:
 def vllm_flags(r: Row, q: Question) -> tuple[dict[str, Any], tuple[str, ...]]:
     """The flags of ``vllm serve`` for one replica of a row, and what no flag says."""
     t, s = r.trial, r.trial.layout.split
-    each = shared_sequences(max(q.batch, *q.loads), t.layout.groups)
+    within = None if r.capacity is None else r.capacity.expected
+    most = max(q.batch, *q.loads, 1 if within is None else within.concurrency)
+    each = shared_sequences(most, t.layout.groups)
     values, notes_ = deployed_flags(Deployed(
         tp=s.tp, pp=s.pp, dp=s.dp, experts_whole=s.ep > 1, context=q.context, sequences=each,
         chunk=q.beside.chunk, share=q.share, cache=q.cache, quant=t.scheme.name,
         eager=not q.beside.graphs, adapters=q.beside.adapters, rank=q.beside.rank,
-        guesses=q.factors.guesses,
+        guesses=q.factors.guesses, gguf=t.scheme.mixed,
     ))  # fmt: skip
+    notes_ = (*notes_, *stack_notes(q.spec))
+    if q.trained is not None and q.context > q.trained:
+        notes_ = (*notes_, LONGER)
+    if t.chip.vendor == "Apple":
+        notes_ = (*notes_, "the engine itself has no kernels for this GPU: llama.cpp and MLX have")
     if t.layout.replicas > 1:
         notes_ = (*notes_, f"start {t.layout.replicas} of these behind a balancer")
     return values, notes_
@@ -231,13 +246,29 @@ def _estimate(
     return found
 
 
+def packs(spec: Spec, scheme: Numbers) -> bool:
+    """Whether a scheme packs anything of a model.
+
+    Example:
+        >>> from scantling import catalog
+        >>> from scantling.costs.serving_scheme import numbers
+        >>> [packs(catalog.model(m), numbers("mxfp4")) for m in ("llama-3.1-8b", "mixtral-8x7b")]
+        [False, True]
+    """
+    wide = numbers("bf16").rank_bytes(spec, Plan())
+    return float(scheme.rank_bytes(spec, Plan())) < float(wide)
+
+
 def notes(found: Served) -> list[str]:
     """What to know beside the numbers."""
     q, r = found.question, found.choice
     told = [n for n in q.notes if n.startswith(TOLD)]
     if r is None:
         return told
-    m = r.trial.held.memory
+    m, packed = r.trial.held.memory, r.trial.scheme
+    if packed.scheme.quantised and not packs(q.spec, packed):
+        told.append(f"{packed.name} packs {' and '.join(sorted(packed.scheme.parts))} alone, and "
+                    "the model has none: its weights stay in 16 bits")  # fmt: skip
     told += found.warnings[:WARNINGS]
     if float(m.cache_full) > 1.05 * float(m.cache) and not q.beside.by_kind:
         told.append(
@@ -257,6 +288,14 @@ def notes(found: Served) -> list[str]:
     if over:
         told.append(f"{over[0].concurrency} requests are more than the {r.max_batch} that fit for "
                     "certain: the rest waits")  # fmt: skip
+    if widened(r.trial.chip, packed.dense):
+        told.append("what unpacking costs was measured in experts only: the times take it for "
+                    "dense weights too, and their fast ends leave it out")  # fmt: skip
+    if q.spec.encoder is not None:
+        told.append(
+            "the decoder is taken to pass a prompt of its own beside what the encoder reads: "
+            "an upper bound"
+        )
     if unmeasured(r.trial):
         told.append(f"no measurement of {r.trial.chip.key} stands behind its efficiency: the "
                     "intervals are wider")  # fmt: skip

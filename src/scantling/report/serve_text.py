@@ -20,7 +20,7 @@ from scantling.report.serve import (
 from scantling.report.text import show_table, table
 from scantling.search.serving import Capacity, Point, Row, Served, Trial
 from scantling.search.serving_question import Question
-from scantling.search.serving_space import Layout
+from scantling.search.serving_space import MOST_CONTEXT, MOST_SEQUENCES, Layout
 from scantling.units import bytes_text, count_text, seconds_text
 
 if TYPE_CHECKING:
@@ -111,8 +111,27 @@ def _print_question(out: Console, q: Question) -> None:
         f"  {q.batch:,} sequence{plural} of {q.context:,} tokens in memory, {q.prompt:,} in and "
         f"{q.answer:,} out; cache {q.cache}", markup=False,
     )  # fmt: skip
+    told = _traffic(q)
+    if told:
+        out.print(f"  {told}", markup=False)
     for text in q.assumed:
         out.print(f"  assumed {text}", style="dim", markup=False)
+
+
+def _traffic(q: Question) -> str:
+    """What the user said of the traffic and of what is served beside."""
+    f, b = q.factors, q.beside
+    parts = []
+    if f.prefix_hit:
+        parts.append(f"{percent(f.prefix_hit)} of a prompt is cached")
+    if f.guesses:
+        small = "" if f.draft is None else " by the draft model"
+        parts.append(f"{f.guesses} tokens guessed ahead{small}, each right with {f.accept:g}")
+    if f.skew:
+        parts.append(f"experts chosen unevenly, skew {f.skew:g}")
+    if b.adapters:
+        parts.append(f"{b.adapters} adapters of rank {b.rank}")
+    return "; ".join(parts)
 
 
 def _print_choice(out: Console, q: Question, r: Row) -> None:
@@ -144,11 +163,18 @@ def _print_choice(out: Console, q: Question, r: Row) -> None:
         each = "" if q.batch == 1 else f" for each of {q.batch}"
         trained = "" if q.trained is None else f"; the model was made for {q.trained:,}"
         out.print(
-            f"  limits  context {usable_context(r, q):,}{each} (memory alone {r.max_context:,}"
-            f"{trained}); batch {r.max_batch:,} at {q.context:,}", markup=False,
+            f"  limits  context {usable_context(r, q):,}{each} (memory alone "
+            f"{_capped(r.max_context, MOST_CONTEXT)}{trained}); batch "
+            f"{_capped(r.max_batch, MOST_SEQUENCES * r.trial.layout.groups)} at {q.context:,}",
+            markup=False,
         )  # fmt: skip
     else:
         out.print("  limits  not even one short sequence surely fits", markup=False)
+
+
+def _capped(n: int, most: int) -> str:
+    """A limit, or that the search went no further."""
+    return f"{n:,}" if n < most else f"{n:,} or more"
 
 
 def _print_loads(out: Console, q: Question, r: Row) -> None:
@@ -159,7 +185,7 @@ def _print_loads(out: Console, q: Question, r: Row) -> None:
     ]  # fmt: skip
     if q.price is not None:
         columns += [("M in", "right"), ("M out", "right")]
-    columns.append(("J/token out", "right"))
+    columns.append(("J/token", "right"))
     found = table(*columns)
     points = [(p, f"{p.concurrency:,}") for p in r.trial.points]
     if r.saturation is not None and r.saturation.running > r.trial.points[-1].concurrency:
@@ -169,11 +195,14 @@ def _print_loads(out: Console, q: Question, r: Row) -> None:
     show_table(out, found)
     out.print("  first token: alone; queued: where requests come at random at this rate, a wide "
               "range since bursts decide", style="dim", markup=False)  # fmt: skip
+    out.print("  90 %: the interval of the time per token; tokens/s of answers, all chips, a chip "
+              "and a user", style="dim", markup=False)  # fmt: skip
     if q.price is not None:
-        out.print(f"  money at {q.price:g} a chip-hour, chips busy {percent(q.utilisation)} of it",
+        out.print(f"  M in, M out: a million tokens of prompts and of answers, at {q.price:g} a "
+                  f"chip-hour, chips busy {percent(q.utilisation)} of it",
                   style="dim", markup=False)  # fmt: skip
     if any(p.output_bill.joules is not None for p, _ in points):
-        out.print(f"  energy: {energy_why()}", style="dim", markup=False)
+        out.print(f"  J/token: of an answer; {energy_why()}", style="dim", markup=False)
 
 
 def _load_row(p: Point, name: str, t: Trial, q: Question) -> list[str]:
@@ -182,13 +211,23 @@ def _load_row(p: Point, name: str, t: Trial, q: Question) -> list[str]:
         name, seconds_text(float(s.ttft_s.value)), _span(p.ttft_queued_s),
         seconds_text(float(s.tpot_s.value)), _span(s.tpot_s),
         count_text(float(p.tokens_per_s.value)), count_text(float(p.tokens_per_s.value) / t.n_gpu),
-        f"{1 / float(s.tpot_s.value):.0f}",
+        _short(1 / float(s.tpot_s.value)),
     ]  # fmt: skip
     if q.price is not None:
         row += [_money(b.cost) for b in (p.input_bill, p.output_bill)]
     joules = p.output_bill.joules
-    row.append("" if joules is None else f"{float(joules.value_s):.2g}")
+    row.append("" if joules is None else _short(float(joules.value_s)))
     return row
+
+
+def _short(value: float) -> str:
+    """A number in two digits, whole where it has more.
+
+    Example:
+        >>> _short(0.278), _short(7.04), _short(326.2), _short(1110.0)
+        ('0.28', '7', '326', '1,110')
+    """
+    return f"{value:.2g}" if value < 10 else f"{value:,.0f}"
 
 
 def _money(cost: Any) -> str:
@@ -196,7 +235,10 @@ def _money(cost: Any) -> str:
 
 
 def _span(t: Times) -> str:
-    return f"{seconds_text(float(t.low))} to {seconds_text(float(t.high))}"
+    low, high = seconds_text(float(t.low)), seconds_text(float(t.high))
+    if low.partition(" ")[2] == high.partition(" ")[2]:
+        low = low.partition(" ")[0]
+    return f"{low} to {high}"
 
 
 def _print_capacity(out: Console, q: Question, t: Trial, c: Capacity) -> None:
@@ -231,13 +273,15 @@ def _print_rows(out: Console, found: Served, rows: int) -> None:
     )
     columns = [
         ("chips", "left"), ("quant", "left"), ("split", "left"), ("", "left"), ("spare", "right"),
-        ("context", "right"), ("batch", "right"), ("first token", "right"), ("per token", "right"),
-        ("tokens/s a chip, full", "right"),
     ]  # fmt: skip
-    if q.slo is not None:
-        columns.append(("within limits", "right"))
+    if q.slo is not None:  # what was asked for stands where a narrow terminal does not cut it off
+        columns += [("within", "right"), ("requests/s", "right")]
     if q.price is not None:
         columns.append(("M out", "right"))
+    columns += [
+        ("context", "right"), ("batch", "right"), ("first token", "right"), ("per token", "right"),
+        ("full, a chip", "right"),
+    ]  # fmt: skip
     listed = table(*columns)
     for i, r in enumerate(shown):
         listed.add_row(*_side(r, q), style="bold" if i == 0 else None)
@@ -246,6 +290,17 @@ def _print_rows(out: Console, found: Served, rows: int) -> None:
     rest = len(found.rows) - len(shown)
     more = f"; {rest} more with --rows or --json" if rest > 0 else ""
     out.print(f"  {fit} of {len(found.rows)} fit for certain{more}", style="dim", markup=False)
+    told = []
+    if q.slo is not None:
+        told.append(
+            "within: requests in flight that keep the limits; requests/s: their rate a chip"
+        )
+    if q.price is not None:
+        told.append("M out: money for a million tokens of answers")
+    if any(r.saturation is not None for r in shown):
+        told.append("full, a chip: tokens/s of answers at the most sequences that fit")
+    for line in told:
+        out.print(f"  {line}", style="dim", markup=False)
     for s in (s for s in found.skipped if q.given):
         out.print(f"  {s.chip}: {s.reason}", style="dim", markup=False)
 
@@ -257,22 +312,23 @@ def _side(r: Row, q: Question) -> list[str]:
         f"{t.n_gpu} × {t.chip.key}", t.scheme.name, layout_words(t.layout),
         {"fits": "fits", "fits only if": "only if", "does not fit": "no"}[t.held.verdict],
         bytes_text(t.held.margin_bytes) if t.held.margin_bytes > 0 else "",
+    ]  # fmt: skip
+    c = r.capacity
+    if q.slo is not None:
+        row += ["none", ""] if c is None or c.expected is None else [
+            f"{c.expected.concurrency:,}",
+            _short(float(c.expected.tokens_per_s.value) / q.answer / t.n_gpu),
+        ]  # fmt: skip
+    if q.price is not None:
+        best = (c.expected if c is not None else None) or full
+        row.append("" if best is None or best.output_bill.cost is None else
+                   _money(best.output_bill.cost))  # fmt: skip
+    row += [
         f"{usable_context(r, q):,}", f"{r.max_batch:,}",
         "" if p is None else seconds_text(float(p.speed.ttft_s.value)),
         "" if p is None else seconds_text(float(p.speed.tpot_s.value)),
         "" if full is None else count_text(float(full.tokens_per_s.value) / t.n_gpu),
     ]  # fmt: skip
-    if q.slo is not None:
-        c = r.capacity
-        row.append("none" if c is None or c.expected is None else
-                   f"{c.expected.concurrency:,} at once, "
-                   f"{float(c.expected.tokens_per_s.value) / q.answer / t.n_gpu:.2g} requests/s a "
-                   "chip")  # fmt: skip
-    if q.price is not None:
-        c = r.capacity
-        best = (c.expected if c is not None else None) or full
-        row.append("" if best is None or best.output_bill.cost is None else
-                   _money(best.output_bill.cost))  # fmt: skip
     return row
 
 

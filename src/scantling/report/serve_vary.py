@@ -88,13 +88,13 @@ def _row_json(r: Row) -> dict[str, Any]:
 def print_varied(out: Console, name: str, field: str, rows: list[Row]) -> None:
     """The rows as a table."""
     out.print(f"[bold]{name}[/bold] over {field}:", highlight=False)
-    found = table((field, "right"), ("", "left"), ("memory", "right"), ("context", "right"),
-                  ("batch", "right"), ("first token", "right"), ("per token", "right"),
+    found = table((field, "right"), ("", "left"), ("memory", "right"), ("max context", "right"),
+                  ("max batch", "right"), ("first token", "right"), ("per token", "right"),
                   ("tokens/s", "right"), ("split", "left"))  # fmt: skip
     for r in rows:
         shown = f"{r.value:,}"
         if r.served is None:
-            found.add_row(shown, r.error)
+            found.add_row(shown, "refused")
             continue
         one = r.served.choice
         if one is None:
@@ -110,6 +110,9 @@ def print_varied(out: Console, name: str, field: str, rows: list[Row]) -> None:
             "" if p is None else count_text(float(p.tokens_per_s.value)), layout_words(t.layout),
         )  # fmt: skip
     show_table(out, found)
+    for r in rows:
+        if r.served is None:
+            out.print(f"  {field} {r.value:,}: {r.error}", style="dim", markup=False)
 
 
 def save_varied(field: str, rows: list[Row], path: Path) -> Path:

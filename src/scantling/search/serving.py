@@ -12,6 +12,8 @@ from scantling.costs.deployment import cuts, deployment, nearest_shape, valid_tp
 from scantling.costs.estimate import Estimate
 from scantling.costs.money import TokenBill, token_bill
 from scantling.costs.parallel import Degrees, valid_degrees
+from scantling.costs.quantize import GROUPS, Grouped, Scheme
+from scantling.costs.quantize import scheme as named
 from scantling.costs.serve import Deployment, Times
 from scantling.costs.serving_scheme import Numbers, all_numbers
 from scantling.costs.serving_speed import Speed, first_token_under_load, speed
@@ -201,7 +203,7 @@ def answer(q: Question, progress: Progress | None = None) -> Served:
     choice = rows[0] if rows else None
     more: tuple[Trial, ...] = ()
     remedies: tuple[str, ...] = ()
-    if choice is None and "tp" in q.fixed:
+    if choice is None and any(n % q.fixed.get("tp", n + 1) == 0 for n in q.gpus):
         remedies = tuple(_shapes(q))
     if choice is not None:
         t = choice.trial
@@ -230,12 +232,18 @@ def _warnings(q: Question, t: Trial) -> tuple[str, ...]:
 
 
 def _preference(q: Question, r: Row) -> tuple[Any, ...]:
-    """What fits and keeps the limits first; then the first scheme given, the least memory."""
+    """What fits and keeps the limits first; then the first scheme given, the least memory.
+
+    Of what does not fit, that which lacks least.
+    """
     t = r.trial
+    lacks = 0.0
+    if t.held.verdict == "does not fit":
+        lacks = float(t.held.memory.low) / t.chip.usable_bytes
     keeps = q.slo is None or _load_within(r.capacity) > 0
     order = [s.name for s in q.schemes].index(t.scheme.name)
     size = t.chip.usable_bytes * t.n_gpu
-    return ORDER[t.held.verdict], not keeps, order, size, -t.rate
+    return ORDER[t.held.verdict], lacks, not keeps, order, size, -t.rate
 
 
 def _trials(q: Question, chip: Chip, scheme: Numbers, invalid: list[Invalid]) -> list[Trial]:
@@ -412,6 +420,18 @@ def _shapes(q: Question) -> Iterator[str]:
         if near:
             told = ", ".join(f"{field} {n}" for field, n in near.items())
             yield f"TP {q.fixed['tp']} in {scheme.name} would be valid with {told}"
+        finer = next((s for s in _finer(scheme) if q.fixed["tp"] in valid_tp(
+            q.spec, s, q.fixed["tp"])), None)  # fmt: skip
+        if finer is not None:
+            yield f"TP {q.fixed['tp']} is valid as it is with --quant {finer.name}"
+
+
+def _finer(scheme: Numbers) -> list[Scheme]:
+    """The same scheme with smaller groups, where its groups are a choice."""
+    p = scheme.scheme.packing
+    if not isinstance(p, Grouped) or scheme.name.partition("-g")[0] not in GROUPS:
+        return []
+    return [named(f"{scheme.name.partition('-g')[0]}-g{n}") for n in (64, 32) if n < p.group]
 
 
 def _remedies(q: Question, r: Row) -> list[str]:
@@ -434,7 +454,7 @@ def _remedies(q: Question, r: Row) -> list[str]:
     widest = _widest(q, t)
     if widest is not None:
         told.append(f"--quant {widest.name}")
-    return told
+    return told or [f"nothing that was tried, up to {max(COUNTS[-1], t.n_gpu)} of these chips"]
 
 
 def _widest(q: Question, t: Trial) -> Numbers | None:

@@ -22,8 +22,9 @@ from scantling.formats.context import extend, far_rope
 from scantling.formats.target import context_of, scaling_of
 from scantling.hardware import Chip, chip, chips
 from scantling.ops import operators
-from scantling.spec import Spec, Workload, kv_dtype_name
+from scantling.spec import Experts, Spec, Workload, kv_dtype_name
 from scantling.spec.plan import Plan
+from scantling.spec.vary import nodes
 from scantling.units import bytes_text, parse_context, parse_count, parse_seconds
 
 GPUS_PER_NODE = 8
@@ -181,7 +182,8 @@ def question(
     )
     whole = given or (None if p is None else p + (a or ANSWER))
     if whole is None:
-        whole = min(CONTEXT, trained or CONTEXT)
+        asked = CONTEXT if context_p95 is None else parse_context(context_p95, "context_p95")
+        whole = max(min(CONTEXT, trained or CONTEXT), asked if context_p95 is not None else 0)
         assumed.append(f"context {whole:,}")
     if trained is not None and whole > trained:
         spec, more = _extended(spec, whole, trained, rope)
@@ -189,11 +191,11 @@ def question(
     elif rope is not None:
         raise FieldError("rope", rope, f"is not needed: {whole:,} tokens are within the "
                          f"{trained or whole:,} the model was made for")  # fmt: skip
-    p, a = _in_and_out(p, a, whole, assumed)
+    mean, p95 = _distribution(context_mean, context_p95, whole)
+    p, a = _in_and_out(p, a, whole, mean or whole, assumed)
     loads = _counts("concurrency", concurrency)
     n = parse_count(batch, "batch") if batch is not None else max(loads, default=1)
     _small("batch", n)
-    mean, p95 = _distribution(context_mean, context_p95, whole)
     own = _beside(one, hybrid=hybrid, eager=eager, chunk=chunk, adapters=adapters, rank=rank,
                   draft=draft, guesses=guesses)  # fmt: skip
     factors = Factors(
@@ -203,6 +205,10 @@ def question(
     )  # fmt: skip
     found, named = _chips(gpu)
     fixed = _axes(axes)
+    _bare_slo(slo, assumed)
+    notes += _unused(spec, {"skew": skew, "rank": rank, "accept": accept, "adapters": adapters,
+                            "guesses": guesses, "draft": draft, "price": price,
+                            "utilisation": utilisation})  # fmt: skip
     least = math.prod(fixed.get(axis, 1) for axis in ("tp", "pp", "dp"))
     machine = _small("gpus_per_node", parse_count(gpus_per_node))
     tried = _gpus(least if gpus is None and (named or least > 1) else gpus)
@@ -244,14 +250,17 @@ def _extended(spec: Spec, whole: int, trained: int, rope: str | None) -> tuple[S
     raise FieldError("context", whole, rule, how)
 
 
-def _in_and_out(p: int | None, a: int | None, whole: int, assumed: list[str]) -> tuple[int, int]:
+def _in_and_out(
+    p: int | None, a: int | None, whole: int, usual: int, assumed: list[str]
+) -> tuple[int, int]:  # fmt: skip
+    """Tokens of the request whose speed is told: a sequence of the usual length."""
     if p is None and a is None:
-        a = min(ANSWER, max(whole // 4, 1))
-        p = max(whole - a, 1)
+        a = min(ANSWER, max(usual // 4, 1))
+        p = max(usual - a, 1)
         assumed.append(f"{p:,} tokens in and {a:,} out")
     elif p is None:
         assert a is not None
-        p = max(whole - a, 1)
+        p = max(usual - a, 1)
         assumed.append(f"{p:,} tokens in")
     elif a is None:
         a = max(min(ANSWER, whole - p), 1)
@@ -268,8 +277,11 @@ def _distribution(mean: Any, p95: Any, whole: int) -> tuple[int | None, int | No
     if mean is None:
         return None, None
     m, q = parse_context(mean, "context_mean"), parse_context(p95, "context_p95")
-    if not m <= q <= whole:
-        raise FieldError("context_p95", q, f"must lie between the mean {m} and the context {whole}")
+    if not m <= q:
+        raise FieldError("context_p95", q, f"must be at least the mean {m}")
+    if q > whole:
+        raise FieldError("context_p95", q, f"is more than the longest sequence, {whole}",
+                         "raise --context")  # fmt: skip
     return m, q
 
 
@@ -301,16 +313,19 @@ def _guesses(guesses: Any, draft: Any) -> int:
     return _small("guesses", parse_count(guesses, "guesses"), 64)
 
 
-def _listed(value: Any) -> list[Any]:
+def _listed(field: str, value: Any) -> list[Any]:
     if value is None:
         return []
     if isinstance(value, str):
-        return [part.strip() for part in value.split(",") if part.strip()]
+        found = [part.strip() for part in value.split(",") if part.strip()]
+        if not found:
+            raise FieldError(field, value or '""', "is an empty list")
+        return found
     return list(value) if isinstance(value, Iterable) else [value]
 
 
 def _counts(field: str, value: Any) -> tuple[int, ...]:
-    return tuple(sorted({_small(field, parse_count(v, field)) for v in _listed(value)}))
+    return tuple(sorted({_small(field, parse_count(v, field)) for v in _listed(field, value)}))
 
 
 def _small(field: str, value: int, most: int = 10**6) -> int:
@@ -324,7 +339,7 @@ def _gpus(value: Any) -> tuple[int, ...]:
     if value is None:
         return COUNTS
     found = []
-    for v in _listed(value):
+    for v in _listed("gpus", value):
         if not WHOLE.fullmatch(str(v)) or int(v) < 1:
             hint = "a part of one is --share of its memory"
             raise FieldError("gpus", v, "must be a whole number of chips", hint)
@@ -346,9 +361,9 @@ def _chips(value: Any) -> tuple[tuple[Chip, ...], bool]:
             c for c in chips().values() if c.vendor in SERVERS and {"fp16", "bf16"} & {*c.dtypes}
         ]
         return tuple(able), False
-    names = _listed(value)
+    names = _listed("gpu", value)
     if not names:
-        raise FieldError("gpu", value, "names no chip")
+        raise FieldError("gpu", "[]", "names no chip")
     return tuple(dict.fromkeys(chip(name) for name in names)), True
 
 
@@ -360,7 +375,7 @@ def _schemes(
 
     ``any`` is every one that a chip has kernels for, the widest first.
     """
-    names = _listed(value)
+    names = _listed("quant", value)
     if names == ["any"]:
         if not given:
             raise FieldError("quant", "any", "needs --gpu", "name the chips, or the schemes")
@@ -404,14 +419,39 @@ def read_slo(value: Any) -> Slo | None:
     if value is None or isinstance(value, Slo):
         return value
     found: dict[str, float] = {}
-    for part in _listed(value):
+    for part in _listed("slo", value):
         name, sign, text = str(part).partition("=")
         if not sign or name.strip() not in {"ttft", "tpot"}:
             raise FieldError("slo", part, "is no limit", "write ttft=500ms,tpot=30ms")
+        if f"{name.strip()}_s" in found:
+            raise FieldError("slo", value, f"gives {name.strip()} twice")
         found[f"{name.strip()}_s"] = parse_seconds(text, f"slo {name.strip()}")
     if not found:
         raise FieldError("slo", value, "is no limit", "write ttft=500ms,tpot=30ms")
     return Slo(**found)
+
+
+def _bare_slo(value: Any, assumed: list[str]) -> None:
+    """A limit without a unit is in seconds, which who means milliseconds should see."""
+    if isinstance(value, str):
+        for part in value.split(","):
+            name, _, text = (p.strip() for p in part.partition("="))
+            if text[-1:].isdigit():
+                assumed.append(f"{name} of {text} is in seconds")
+
+
+def _unused(spec: Spec, given: dict[str, Any]) -> list[str]:
+    """Options that change nothing here; the values are those that say something."""
+    experts = any(isinstance(node, Experts) for _, node in nodes(spec))
+    missing = {
+        "skew": not experts and "the model has no routed experts",
+        "rank": not given["adapters"] and "it needs --adapters",
+        "accept": not (given["guesses"] or given["draft"]) and "it needs --guesses or --draft",
+        "utilisation": given["price"] is None and "it needs --price",
+    }
+    usual = {"skew": 0.0, "rank": 16, "accept": 0.7, "utilisation": 1.0}
+    return [f"no effect: --{name} {given[name]}: {why}" for name, why in missing.items()
+            if why and given[name] != usual[name]]  # fmt: skip
 
 
 def _axes(given: dict[str, Any]) -> dict[str, int]:

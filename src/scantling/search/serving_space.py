@@ -111,7 +111,7 @@ def layouts(
 
 def _out_of_reach(q: Question, n_gpu: int) -> Iterator[Invalid]:
     """Degrees that the user fixed and that so many chips in such machines cannot have."""
-    for axis in ("tp", "dp", "pp"):
+    for axis in ("tp", "dp", "pp", "ep"):
         n = q.fixed.get(axis, 1)
         if n_gpu % n:
             yield Invalid(f"{axis.upper()} {n}", f"does not divide {n_gpu} chips")
@@ -119,7 +119,10 @@ def _out_of_reach(q: Question, n_gpu: int) -> Iterator[Invalid]:
     if group > q.gpus_per_node:
         yield Invalid(f"{group} chips in a group", f"a machine has {q.gpus_per_node}, and a group "
                       "that talks at every layer stays inside one (--gpus-per-node)")  # fmt: skip
-    if q.fixed.get("dp", 1) > 1 and not any(isinstance(n, Experts) for _, n in nodes(q.spec)):
+    experts = any(isinstance(n, Experts) for _, n in nodes(q.spec))
+    if q.fixed.get("ep", 1) > 1 and not experts:
+        yield Invalid(f"EP {q.fixed['ep']}", "the model has no routed experts to spread")
+    if q.fixed.get("dp", 1) > 1 and not experts:
         yield Invalid(f"DP {q.fixed['dp']}", "groups with attention of their own share experts, "
                       "which this model has not: more chips are replicas")  # fmt: skip
 
@@ -191,6 +194,11 @@ def judged(m: ServingMemory, usable: float, share: float, *, by_kind: bool) -> H
         f"the engine may fill {math.ceil(100 * (high - saved) / usable)} % of the memory (--share)"
     )
     lucky = "what the engine takes beside stays below the upper end of its interval: it may run out"
+    if float(m.low) > room:
+        lucky = (
+            f"the engine may fill {math.ceil(100 * float(m.low) / usable)} % of the memory or more "
+            "(--share) and takes the least beside: it may run out"
+        )
     if high <= room:
         return Held(m, room, "fits", ())
     if high - saved <= room:
