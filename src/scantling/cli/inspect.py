@@ -14,13 +14,14 @@ from scantling.cli.options import (
     apply_set,
     as_json,
     assumed,
+    each,
     hardware,
     show_assumed,
     show_json,
     workload,
 )
 from scantling.cli.rope import show_rope
-from scantling.errors import FieldError, ScantlingError
+from scantling.errors import FieldError
 from scantling.spec import read
 
 OWN = {"range_": "vary", "why": "why", "baseline": "baseline"}
@@ -57,16 +58,7 @@ def analyze(models: tuple[str, ...], **given: Any) -> int:
     Example: scantling analyze llama-3.1-8b --why d_model
     """
     _refuse(given)
-    failed = 0
-    for name in models:
-        try:
-            _analyze_one(name, given, several=len(models) > 1)
-        except ScantlingError as error:
-            if len(models) == 1:
-                raise
-            failed += 1
-            click.echo(f"error: {name}: {error}", err=True)
-    return 2 if failed else 0
+    return each(models, _analyze_one, given)
 
 
 def _refuse(given: dict[str, Any]) -> None:
@@ -90,7 +82,7 @@ def _refuse(given: dict[str, Any]) -> None:
         check_path(given["plot"])
 
 
-def _analyze_one(name: str, given: dict[str, Any], *, several: bool) -> None:
+def _analyze_one(name: str, given: dict[str, Any], *, several: bool) -> int:
     from scantling import catalog
     from scantling.report.analyze import analyze as count
 
@@ -98,7 +90,7 @@ def _analyze_one(name: str, given: dict[str, Any], *, several: bool) -> None:
     changed = apply_set(one.spec, given["changes"])
     if given["rope_"]:
         show_rope(replace(one, spec=changed), given, several=several)
-        return
+        return 0
     options = {k: given[k] for k in ("batch", "context", "dtype", "kv_dtype", "flops")}
     before = count(name, loaded=one, **options)
     after = before
@@ -106,12 +98,13 @@ def _analyze_one(name: str, given: dict[str, Any], *, several: bool) -> None:
         after = count(name, loaded=replace(one, spec=changed), **options)
     if given["range_"]:
         _vary(after, given)
-        return
+        return 0
     reasons = _why(after, given) if given["why"] else []
     if given["as_json"]:
         show_json(_answer(after, before, reasons, given), lines=several)
-        return
+        return 0
     _print(one.name, changed, before if given["changes"] else None, after, reasons, given)
+    return 0
 
 
 def _print(

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
-from scantling.errors import FieldError
+from scantling.errors import FieldError, ScantlingError
 from scantling.spec import Spec, check, vary
 from scantling.units import parse_bytes, parse_context, parse_count, parse_seconds
 
@@ -88,6 +88,20 @@ def apply_set(spec: Spec, texts: tuple[str, ...]) -> Spec:
         else:
             changes[name.replace(".", "__")] = parse_count(value, f"--set {name}")
     return check(vary(spec, **changes)) if changes else spec
+
+
+def each(models: tuple[str, ...], one: Callable[..., int], given: dict[str, Any]) -> int:
+    """Answer for every model; the worst exit status, and an error of one keeps no other back."""
+    status = 0
+    for name in models:
+        try:
+            status = max(status, one(name, given, several=len(models) > 1))
+        except ScantlingError as error:
+            if len(models) == 1:
+                raise
+            status = 2
+            click.echo(f"error: {name}: {error}", err=True)
+    return status
 
 
 def show_assumed(notes: Iterable[str]) -> None:

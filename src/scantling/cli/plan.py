@@ -10,8 +10,8 @@ from typing import Any
 import click
 from msgspec.structs import replace
 
-from scantling.cli.options import CONTEXT, COUNT, apply_set, as_json, assumed, show_json
-from scantling.errors import FieldError, ScantlingError
+from scantling.cli.options import CONTEXT, COUNT, apply_set, as_json, assumed, each, show_json
+from scantling.errors import FieldError
 
 AXES = ("tp", "pp", "dp", "cp", "ep", "expert_tp", "virtual", "zero", "micro_batch", "recompute")
 QUESTION = (
@@ -83,16 +83,7 @@ def plan(models: tuple[str, ...], **given: Any) -> int:
         if given["days"] is None:
             raise FieldError("model", None, "is missing", "name one, or give --days and --tokens")
         return _solve(None, given, several=False)
-    status = 0
-    for name in models:
-        try:
-            status = max(status, _one(name, given, several=len(models) > 1))
-        except ScantlingError as error:
-            if len(models) == 1:
-                raise
-            status = 2
-            click.echo(f"error: {name}: {error}", err=True)
-    return status
+    return each(models, _one, given)
 
 
 def _one(name: str, given: dict[str, Any], *, several: bool) -> int:

@@ -8,9 +8,8 @@ from typing import Any
 import click
 from msgspec.structs import replace
 
-from scantling.cli.options import CONTEXT, COUNT, apply_set, as_json, assumed, show_json
+from scantling.cli.options import CONTEXT, COUNT, apply_set, as_json, assumed, each, show_json
 from scantling.cli.plan import Progress
-from scantling.errors import ScantlingError
 
 QUESTION = (
     "gpu", "gpus", "gpus_per_node", "context", "context_mean", "context_p95", "batch", "prompt",
@@ -75,16 +74,7 @@ def serve(models: tuple[str, ...], **given: Any) -> int:
         from scantling.report.figure import check_path
 
         check_path(given["plot"])
-    status = 0
-    for name in models:
-        try:
-            status = max(status, _one(name, given, several=len(models) > 1))
-        except ScantlingError as error:
-            if len(models) == 1:
-                raise
-            status = 2
-            click.echo(f"error: {name}: {error}", err=True)
-    return status
+    return each(models, _one, given)
 
 
 def _one(name: str, given: dict[str, Any], *, several: bool) -> int:
