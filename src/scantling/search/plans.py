@@ -321,17 +321,11 @@ def _bounded(q: Question, found: list[Group], held: Held) -> NDArray[np.float64]
             continue
         batches = np.array(g.batches, dtype=np.float64)
         counts = each / batches
-        least = bounds.least_bytes(g.split, g.zero, batches, counts)
-        fit = {mode: least[mode] <= usable for mode in modes}
-        held.too_large += len(batches) * len(modes) - sum(int(may.sum()) for may in fit.values())
-        floor = bounds.least_seconds(g.split, g.zero, batches, counts)
-        for j, mode in enumerate(modes):
-            may = fit[mode]
-            n = int(may.sum())
-            rows.append(np.stack([
-                floor[mode][may], bounds.surely(least[mode][may]), np.full(n, i), np.full(n, j),
-                np.flatnonzero(may),
-            ]))  # fmt: skip
+        least = np.array([*bounds.least_bytes(g.split, g.zero, batches, counts).values()])
+        j, k = np.nonzero(least <= usable)
+        held.too_large += least.size - len(j)
+        floor = np.array([*bounds.least_seconds(g.split, g.zero, batches, counts).values()])
+        rows.append(np.array([floor[j, k], bounds.surely(least[j, k]), np.full(len(j), i), j, k]))
     table = np.concatenate(rows, axis=1)
     return table[:, np.lexsort((table[1], table[0]))]
 
