@@ -179,7 +179,7 @@ def _vary(one: Any, given: dict[str, Any], *, several: bool) -> int:
         show_json(varied_json(one.name, field, rows), lines=several)
     else:
         print_varied(console(), one.name, field, rows)
-    return 0 if any(r.plans is not None and r.plans.fits for r in rows) else 1
+    return 0 if any(r.answer is not None and r.answer.fits for r in rows) else 1
 
 
 class Progress:

@@ -124,4 +124,4 @@ def _vary(one: Any, given: dict[str, Any], asked: dict[str, Any], *, several: bo
         show_json(varied_json(one.name, field, rows), lines=several)
     else:
         print_varied(console(), one.name, field, rows)
-    return 0 if any(r.served is not None and r.served.fits for r in rows) else 1
+    return 0 if any(r.answer is not None and r.answer.fits for r in rows) else 1

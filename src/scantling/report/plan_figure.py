@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from scantling.report.asked import Row
 from scantling.report.figure import need_matplotlib
 from scantling.report.plan_text import plan_words
-from scantling.report.plan_vary import Row
 from scantling.search.plans import Plans
 
 GIB = 2**30
@@ -68,11 +68,11 @@ def _short(p: Any) -> str:
     return " ".join(parts) or "one GPU"
 
 
-def save_varied(field: str, rows: list[Row], path: Path) -> Path:
+def save_varied(field: str, rows: list[Row[Any]], path: Path) -> Path:
     """A varied number against step, MFU, days and memory, with their intervals."""
     figure = need_matplotlib()(figsize=(11, 2.9), layout="constrained")
     panels = figure.subplots(1, 4)
-    answers = [(r.value, r.plans) for r in rows if r.plans is not None]
+    answers = [(r.value, r.answer) for r in rows if r.answer is not None]
     kept = [
         (v, p.choice, p.bill) for v, p in answers if p.choice is not None and p.bill is not None
     ]

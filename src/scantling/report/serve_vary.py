@@ -6,19 +6,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from msgspec import Struct
-from msgspec.structs import replace
-
 from scantling import catalog
-from scantling.errors import ScantlingError
+from scantling.report.asked import Row, asked_over
 from scantling.report.figure import need_matplotlib
 from scantling.report.serve import row_json, usable_context
 from scantling.report.serve_text import layout_words
 from scantling.report.text import show_table, table
-from scantling.report.vary import parse_range
 from scantling.search.serving import Served, answer
 from scantling.search.serving_question import AXES, Question
-from scantling.spec import check, vary
 from scantling.units import bytes_text, count_text, seconds_text
 
 if TYPE_CHECKING:
@@ -27,65 +22,30 @@ if TYPE_CHECKING:
 ASKED = ("gpus", "context", "batch", "prompt", "answer", "concurrency", "guesses", "adapters",
          "rank", "chunk", *AXES)  # fmt: skip
 """Numbers of the question that can be varied; every other name is a field of the model."""
-NAMES = {"in": "prompt", "out": "answer"}
-
-Ask = Callable[..., Question]
 
 
-class Row(Struct, frozen=True):
-    """One value of the range."""
-
-    value: int
-    served: Served | None
-    error: str = ""
-
-
-def varied(one: catalog.Loaded, text: str, ask: Ask) -> tuple[str, list[Row]]:
-    """An answer for every value of a range; values that break a rule say which.
-
-    Args:
-        one: The model.
-        text: ``context=8192:131072:8192`` or ``n_kv_head=1:32``.
-        ask: Makes the question for a model with some of its values changed.
-
-    Raises:
-        ScantlingError: If the range is none, or no value of it is legal.
-    """
-    field, values = parse_range(text)
-    field = field.replace("-", "_")
-    asked = NAMES.get(field, field)
-    rows: list[Row] = []
-    problem: ScantlingError | None = None
-    for value in values:
-        try:
-            if asked in ASKED:
-                q = ask(one, **{asked: value})
-            else:
-                q = ask(replace(one, spec=check(vary(one.spec, **{field: value}))))
-            rows.append(Row(value, answer(q)))
-        except ScantlingError as error:
-            problem = error
-            rows.append(Row(value, None, str(error)))
-    if problem is not None and all(r.served is None for r in rows):
-        raise problem
-    return field, rows
+def varied(
+    one: catalog.Loaded, text: str, ask: Callable[..., Question]
+) -> tuple[str, list[Row[Served]]]:
+    """A deployment for every value of a range; see ``asked_over``."""
+    return asked_over(one, text, ask, answer, ASKED)
 
 
-def varied_json(name: str, field: str, rows: list[Row]) -> dict[str, Any]:
+def varied_json(name: str, field: str, rows: list[Row[Served]]) -> dict[str, Any]:
     """The rows as data."""
     return {"schema": 1, "model": name, "vary": field, "rows": [_row_json(r) for r in rows]}
 
 
-def _row_json(r: Row) -> dict[str, Any]:
-    if r.served is None:
+def _row_json(r: Row[Served]) -> dict[str, Any]:
+    if r.answer is None:
         return {"value": r.value, "error": r.error}
-    told: dict[str, Any] = {"value": r.value, "verdict": r.served.verdict}
-    if r.served.choice is not None:
-        told |= row_json(r.served.choice, r.served.question)
+    told: dict[str, Any] = {"value": r.value, "verdict": r.answer.verdict}
+    if r.answer.choice is not None:
+        told |= row_json(r.answer.choice, r.answer.question)
     return told
 
 
-def print_varied(out: Console, name: str, field: str, rows: list[Row]) -> None:
+def print_varied(out: Console, name: str, field: str, rows: list[Row[Served]]) -> None:
     """The rows as a table."""
     out.print(f"[bold]{name}[/bold] over {field}:", highlight=False)
     found = table((field, "right"), ("", "left"), ("memory", "right"), ("max context", "right"),
@@ -93,34 +53,34 @@ def print_varied(out: Console, name: str, field: str, rows: list[Row]) -> None:
                   ("tokens/s", "right"), ("split", "left"))  # fmt: skip
     for r in rows:
         shown = f"{r.value:,}"
-        if r.served is None:
+        if r.answer is None:
             found.add_row(shown, "refused")
             continue
-        one = r.served.choice
+        one = r.answer.choice
         if one is None:
             found.add_row(shown, "no split is valid")
             continue
         t = one.trial
         p = t.points[-1] if t.points else None
         found.add_row(
-            shown, r.served.verdict, bytes_text(float(t.held.memory.total)),
-            f"{usable_context(one, r.served.question):,}", f"{one.max_batch:,}",
+            shown, r.answer.verdict, bytes_text(float(t.held.memory.total)),
+            f"{usable_context(one, r.answer.question):,}", f"{one.max_batch:,}",
             "" if p is None else seconds_text(float(p.speed.ttft_s.value)),
             "" if p is None else seconds_text(float(p.speed.tpot_s.value)),
             "" if p is None else count_text(float(p.tokens_per_s.value)), layout_words(t.layout),
         )  # fmt: skip
     show_table(out, found)
     for r in rows:
-        if r.served is None:
+        if r.answer is None:
             out.print(f"  {field} {r.value:,}: {r.error}", style="dim", markup=False)
 
 
-def save_varied(field: str, rows: list[Row], path: Path) -> Path:
+def save_varied(field: str, rows: list[Row[Served]], path: Path) -> Path:
     """A varied number against memory, the two times and throughput, with their intervals."""
     figure = need_matplotlib()(figsize=(11, 2.9), layout="constrained")
     panels = figure.subplots(1, 4)
-    kept = [(r.value, r.served.choice.trial) for r in rows
-            if r.served is not None and r.served.choice is not None]  # fmt: skip
+    kept = [(r.value, r.answer.choice.trial) for r in rows
+            if r.answer is not None and r.answer.choice is not None]  # fmt: skip
     memory = [(v, t.held.memory) for v, t in kept]
     gib = 2**30
     panels[0].plot([v for v, _ in memory], [float(m.total) / gib for _, m in memory], marker=".",
