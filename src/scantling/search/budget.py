@@ -23,12 +23,15 @@ AXES = ("n_layer", "d_model", "d_head", "n_head", "n_kv_head", "d_ff")
 RATIOS = ("kv_group", "attention_width_ratio", "mlp_attention_ratio", "ffn_width_ratio", "aspect")
 """Bounded quantities that are no dimension: H/K, H h/D, MLP/attention, F/D, D/L."""
 
-NAMES = {"gpu": "chip", "gpus": "n_gpu", "vocab": "vocab_size", "tpot": "tpot_s"}
+NAMES = {
+    "gpu": "chip", "gpus": "n_gpu", "vocab": "vocab_size", "tpot": "tpot_s", "ttft": "ttft_s",
+    "serve_gpu": "serve_chip",
+}  # fmt: skip
 """What the command line calls a limit, where the name here is another."""
 
 COUNTS = (
     "params", "tokens", "vocab_size", "train_context", "serve_context", "serve_batch", "n_gpu",
-    "tp", "multiple",
+    "tp", "pp", "ep", "multiple", "serve_gpus",
 )  # fmt: skip
 
 OBJECTIVES = ("loss", "training_days", "kv_bytes_per_token", "decode_s")
@@ -65,8 +68,31 @@ class Budget(Struct, frozen=True, kw_only=True):
         fixed: Axes with one value.
         bounded: Axes with a range.
         weights: Weight of each objective in the choice.
+        lexicographic: Objectives in order: the least of the first, then of the second among equals.
         qk_norm: Norms on queries and keys.
         multiple: Alignment of widths, in elements.
+        active: Parameters a token passes; makes it a mixture of experts.
+        active_tolerance: Accepted relative distance from ``active``.
+        moe: A mixture of experts, also where ``active`` is left to the search.
+        mixer: ``gqa``, ``mla`` or ``hybrid``.
+        layout: ``full``, or local layers to global ones: ``5:1``.
+        window: Window of the local layers.
+        listed: Axes with a list of values.
+        unique_tokens: Unique tokens there are; training repeats them beyond that.
+        memory: Most training memory a chip, bytes.
+        kv_bytes: Most KV-cache bytes of all sequences at the serving context.
+        ttft_s: Most seconds to the first token.
+        serve_chip: The chip that serves, where it is not ``chip``.
+        serve_gpus: Chips that serve one copy.
+        price: Money a chip-hour; money is given only with it.
+        cost_per_million: Most money a million output tokens.
+        pp: Pipeline-parallel degree that must divide.
+        ep: Expert-parallel degree that must divide.
+        quant: Quantisation whose groups must shard over ``tp``.
+        runtime: Runtime whose kernels must take the shape: vllm, sglang, tensorrt-llm, llama.cpp.
+        equal: What shapes have alike: ``tokens``, ``flops`` or ``wall-clock``.
+        prior: A shape prior of the field that bounds the search (``priors``).
+        beat: A model whose loss the shapes must reach.
         law: The law that predicts the loss.
         dtype: Dtype of training and weights.
         kv_dtype: Dtype of the cache.
@@ -91,8 +117,31 @@ class Budget(Struct, frozen=True, kw_only=True):
     fixed: dict[str, int] = {}
     bounded: dict[str, Range] = {}
     weights: dict[str, float] = {}
+    lexicographic: tuple[str, ...] = ()
     qk_norm: bool = False
     multiple: int = 128
+    active: int | None = None
+    active_tolerance: float = 0.02
+    moe: bool = False
+    mixer: str = "gqa"
+    layout: str = "full"
+    window: int | None = None
+    listed: dict[str, tuple[int, ...]] = {}
+    unique_tokens: int | None = None
+    memory: int | None = None
+    kv_bytes: int | None = None
+    ttft_s: float | None = None
+    serve_chip: str | None = None
+    serve_gpus: int = 1
+    price: float | None = None
+    cost_per_million: float | None = None
+    pp: int = 1
+    ep: int = 1
+    quant: str | None = None
+    runtime: str | None = None
+    equal: str = "tokens"
+    prior: str | None = None
+    beat: str | None = None
     law: str = "aspect"
     dtype: str = "bf16"
     kv_dtype: str = "bf16"
@@ -200,9 +249,11 @@ def _amount(value: float | str, name: str) -> float:
 
 
 PARSERS: dict[str, Callable[..., Any]] = {
-    **dict.fromkeys(("vocab_size", "n_gpu", "serve_batch", "tp", "multiple"), parse_count),
-    **dict.fromkeys(("train_context", "serve_context"), parse_context),
-    "kv_bytes_per_token": parse_bytes, "tpot_s": parse_seconds,
+    **dict.fromkeys(("vocab_size", "n_gpu", "serve_batch", "tp", "pp", "ep", "multiple",
+                     "serve_gpus", "active", "unique_tokens"), parse_count),
+    **dict.fromkeys(("train_context", "serve_context", "window"), parse_context),
+    **dict.fromkeys(("kv_bytes_per_token", "kv_bytes", "memory"), parse_bytes),
+    **dict.fromkeys(("tpot_s", "ttft_s"), parse_seconds),
     **dict.fromkeys(("days", "gpu_hours"), _amount),
 }  # fmt: skip
 
@@ -214,7 +265,8 @@ def _check(b: Budget) -> None:
     for name in COUNTS:
         if getattr(b, name) < 1:
             raise FieldError(name, getattr(b, name), "must be at least 1")
-    for name in ("days", "gpu_hours", "kv_bytes_per_token", "tpot_s"):
+    for name in ("days", "gpu_hours", "kv_bytes_per_token", "kv_bytes", "memory", "tpot_s",
+                 "ttft_s", "price", "cost_per_million"):  # fmt: skip
         value = getattr(b, name)
         if value is not None and not value > 0:
             raise FieldError(name, value, "must be above zero")
@@ -230,9 +282,10 @@ def _check(b: Budget) -> None:
 
 
 def _check_weights(b: Budget) -> None:
-    for name, weight in b.weights.items():
+    for name in (*b.weights, *b.lexicographic):
         if name not in OBJECTIVES:
             raise FieldError("objective", name, "is not known", f"use {', '.join(OBJECTIVES)}")
+    for name, weight in b.weights.items():
         if weight < 0:
             raise FieldError("objective", f"{name}={weight}", "must not be below 0")
     if b.weights and not any(b.weights.values()):

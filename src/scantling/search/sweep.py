@@ -9,13 +9,13 @@ from msgspec import Struct
 
 from scantling.costs.cache import kv_cache
 from scantling.costs.count import Parameters, parameters, solve_width
-from scantling.costs.estimate import DAY_S, decode_time, training_time
 from scantling.costs.features import features
-from scantling.laws import Features, law, prior_terms
+from scantling.laws import Features, law
 from scantling.laws.features import inside
 from scantling.ops import operators
 from scantling.search.budget import Budget
 from scantling.search.front import fold
+from scantling.search.objectives import limited, objectives
 from scantling.search.space import CHUNK, TIE_ABOVE, Space, limit, limits
 from scantling.spec import Spec, Workload, masks, vary
 
@@ -100,22 +100,6 @@ def feasibility(p: Priced, b: Budget) -> dict[str, NDArray[np.bool_]]:
     return {name: np.broadcast_to(mask, len(share)) for name, mask in found.items()}
 
 
-def objectives(p: Priced, b: Budget) -> dict[str, Any]:
-    """The objectives of a column, or of one shape: smaller is better.
-
-    ``loss`` is the law's, with the upper end of the prior terms: a shape that an unpriced axis
-    makes cheaper has to beat that.
-    """
-    chip = b.hardware
-    loss = p.loss + prior_terms(p.features, p.loss, law(b.law).reference_ratio).upper
-    train = training_time(p.spec, b.tokens, chip, b.n_gpu, b.train_context, b.dtype)
-    decode = decode_time(p.spec, chip, b.serve_batch, b.serve_context, b.dtype, b.kv_dtype, b.tp)
-    return {
-        "loss": loss, "training_days": train.value_s / DAY_S,
-        "kv_bytes_per_token": p.kv_bytes_per_token, "decode_s": decode.value_s,
-    }  # fmt: skip
-
-
 def sweep(
     space: Space, b: Budget, chunk: int = CHUNK, progress: Callable[[int], None] | None = None
 ) -> Swept:
@@ -185,18 +169,12 @@ def _survivors(
     dims = {k: getattr(p.spec, k) for k in COLUMNS[1:-1]}
     few = vary(p.spec, **{k: _take(v, keep) for k, v in dims.items()})
     again = price(few, b, 1, _take(dims["d_ff"], keep))
-    found = objectives(again, b)
+    found = objectives(again.spec, again.features, again.loss, again.kv_bytes_per_token, b)
     slow = np.zeros(len(again.loss), dtype=bool)
-    hours = found["training_days"] * 24 * b.n_gpu
-    for name, value, most in (
-        ("training days", found["training_days"], b.days),
-        ("GPU-hours", hours, b.gpu_hours),
-        ("time per token", found["decode_s"], b.tpot_s),
-    ):
-        if most is not None:
-            tally.need(name, value)
-            tally.remove(name, value <= most)
-            slow |= value > most
+    for name, value, most in limited(found, b):
+        tally.need(name, value)
+        tally.remove(name, value <= most)
+        slow |= value > most
     columns = [np.full(len(slow), index), *(getattr(few, k) for k in COLUMNS[1:-1])]
     rows = np.stack([*np.broadcast_arrays(*columns), again.counted.total], axis=1).astype(np.int64)
     values = np.stack([np.asarray(found[k], dtype=float) for k in found], axis=1)
