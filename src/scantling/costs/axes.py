@@ -229,16 +229,14 @@ def _attention(module: object) -> Tally:
     """An attention's own axes; compressed attention has none that ablations name."""
     if not isinstance(module, GroupedAttention | LatentAttention):
         return Counter()
-    rope = module.position if isinstance(module.position, Rope) else None
-    grouped = isinstance(module, GroupedAttention)
     found: dict[str, Any] = {
         "local": isinstance(module.span, Window | Chunk), "gated": bool(module.gate),
-        "latent": not grouped, "unplaced": module.position is None,
-        "unnormed": grouped and module.qk_norm is None,
-        "shares_kv": grouped and module.shares_kv,
+        "latent": isinstance(module, LatentAttention), "unplaced": module.position is None,
     }  # fmt: skip
-    if grouped and rope is not None:
-        found |= {"rotary": 1, "unrotated": 1 - rope.fraction}
+    if isinstance(module, GroupedAttention):
+        found |= {"unnormed": module.qk_norm is None, "shares_kv": module.shares_kv}
+        if isinstance(module.position, Rope):
+            found |= {"rotary": 1, "unrotated": 1 - module.position.fraction}
     return Counter(found)
 
 

@@ -66,6 +66,13 @@ def phi(ratio: Num, best: float, factor: float) -> Num:
     return found
 
 
+def _apart(ratio: Num) -> Num:
+    """The distance of a ratio from one, |ln x|."""
+    exponent = log(ratio)
+    found: Num = maximum(exponent, -exponent)
+    return found
+
+
 @amount("kv_group")
 def _kv_group(f: Features, prior: Prior, _: Setting) -> Num | None:
     """Octaves of the group beyond the reference: max(0, log2(g/4))."""
@@ -104,7 +111,7 @@ def _attention_width(f: Features, prior: Prior, _: Setting) -> Num | None:
     ratio = f.attention_width_ratio
     if ratio is None:
         return None
-    found: Num = minimum(abs(log(ratio)) / math.log(prior.constants["full"]), 1.0)
+    found: Num = minimum(_apart(ratio) / math.log(prior.constants["full"]), 1.0)
     return found
 
 
@@ -114,7 +121,7 @@ def _window(f: Features, prior: Prior, _: Setting) -> Num | None:
     windows, share = f.context_windows, f.local_share
     if windows is None or share is None:
         return None
-    octaves = maximum(log(windows) / math.log(2) - 1.0, 0.0)
+    octaves: Num = maximum(log(windows) / math.log(2) - 1.0, 0.0)
     return octaves * share / prior.constants["local_share"]
 
 
@@ -128,7 +135,8 @@ def _local_global(f: Features, _: Prior, __: Setting) -> Num | None:
     windows = f.context_windows
     if windows is None:
         return found
-    return found * minimum(maximum(log(windows) / math.log(2), 0.0), 1.0)
+    shorter: Num = minimum(maximum(log(windows) / math.log(2), 0.0), 1.0)
+    return found * shorter
 
 
 @amount("partial_rotary")
@@ -165,8 +173,8 @@ def _recurrent(f: Features, prior: Prior, _: Setting) -> Num | None:
     share, c = f.attention_share, prior.constants
     if share is None:
         return None
-    found: Num = minimum(share / c["full_from"], (1 - share) / (1 - c["full_to"]))
-    found = minimum(found, 1.0)
+    sides = minimum(share / c["full_from"], (1 - share) / (1 - c["full_to"]))
+    found: Num = minimum(sides, 1.0)
     return found
 
 
@@ -177,7 +185,8 @@ def _parallel_block(f: Features, prior: Prior, at: Setting) -> Num | None:
     if share is None:
         return None
     octaves = maximum((at.size - math.log(c["shrink_from"])) / math.log(2), 0.0)
-    return share * exp(octaves * math.log(c["shrink_octave"])) * (at.size < math.log(c["none_from"]))
+    left: Num = exp(octaves * math.log(c["shrink_octave"]))
+    return share * left * (at.size < math.log(c["none_from"]))
 
 
 @amount("factorised_embedding")
@@ -205,7 +214,8 @@ def _reused_block(f: Features, prior: Prior, _: Setting) -> Num | None:
     if f.reuse is None:
         return None
     c = prior.constants
-    return (log(maximum(f.reuse, 1.0)) / math.log(c["layers"])) ** c["power"]
+    uses: Num = maximum(f.reuse, 1.0)
+    return (log(uses) / math.log(c["layers"])) ** c["power"]
 
 
 @amount("n_experts")
@@ -214,7 +224,8 @@ def _n_experts(f: Features, prior: Prior, _: Setting) -> Num | None:
     if f.n_experts is None:
         return None
     start, end = prior.constants["from"], prior.constants["to"]
-    return log(minimum(maximum(f.n_experts, start), end) / start) / math.log(2)
+    inside: Num = minimum(maximum(f.n_experts, start), end)
+    return log(inside / start) / math.log(2)
 
 
 @amount("granularity")
@@ -232,7 +243,7 @@ def _n_shared_experts(f: Features, _: Prior, __: Setting) -> Num | None:
     """None of it at one shared expert, all of it from two on."""
     if f.n_shared_experts is None:
         return None
-    found: Num = minimum(abs(log(f.n_shared_experts)) / math.log(2), 1.0)
+    found: Num = minimum(_apart(f.n_shared_experts) / math.log(2), 1.0)
     return found
 
 

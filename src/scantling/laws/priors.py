@@ -78,13 +78,15 @@ class Prior(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class Bound(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A hard bound on an axis.
 
-    Its key is the name of a property of ``Features``, or ``ffn_width_ratio``, which no law sees.
+    Its key is the name of a property of ``Features``, or ``ffn_width_ratio``, which no law sees;
+    ``field`` is what a user would change.
 
     Example:
         >>> bounds()["kv_group"].holds(4), bounds()["n_kv_head"].holds(1)
         (True, False)
     """
 
+    field: str
     low: float | None = None
     high: float | None = None
     reason: str
@@ -102,6 +104,7 @@ class Unseen(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """
 
     feature: str
+    field: str
     text: str
     sources: tuple[str, ...]
     low: float | None = None
@@ -147,7 +150,7 @@ def unseen_texts() -> dict[str, Unseen]:
     return msgspec.convert(read_data("priors.toml")["unseen"], dict[str, Unseen])
 
 
-def unseen(features: Features, reference: Features | None = None) -> dict[str, str]:
+def unseen(features: Features, reference: Features | None = None) -> dict[str, Unseen]:
     """What the loss of one model does not see, or of one model against another.
 
     Against a reference only what the two do not share is said, and that the deeper one is better
@@ -170,7 +173,7 @@ def unseen(features: Features, reference: Features | None = None) -> dict[str, s
         if reference is not None and one.feature != "depth_ratio":
             applies = applies and value != getattr(reference, one.feature)
         if applies:
-            found[name] = one.text
+            found[name] = one
     return found
 
 
