@@ -66,6 +66,7 @@ def design_axes(spec: Spec) -> dict[str, Any]:
         ['layer_norm_share', 'no_qk_norm_share', 'tied', 'ungated_share']
     """
     kinds = _kinds(spec)
+    tallies = {kind.name: _tally(kind) for kind in kinds}
     found: dict[str, Any] = {}
     shares = {
         "local_share": ("local", "attention"),
@@ -81,23 +82,23 @@ def design_axes(spec: Spec) -> dict[str, Any]:
         "no_shared_expert": ("unshared", "routed"),
     }
     for name, (part, whole) in shares.items():
-        value = _share(kinds, part, whole)
+        value = _share(spec, tallies, part, whole)
         if value is not None:
             found[name] = value
-    unrotated = _share(kinds, "unrotated", "rotary")
+    unrotated = _share(spec, tallies, "unrotated", "rotary")
     if unrotated is not None:
         found["rotary_fraction"] = 1 - unrotated
-    recurrent = _share(kinds, "recurrent", "mixers")
+    recurrent = _share(spec, tallies, "recurrent", "mixers")
     if recurrent is not None:
         found["attention_share"] = 1 - recurrent
     elif spec.embeddings.position is None:
-        nope = _share(kinds, "unplaced", "attention")
+        nope = _share(spec, tallies, "unplaced", "attention")
         found |= {} if nope is None else {"nope_share": nope}
     if spec.tied and spec.head is not None:
         found["tied"] = 1.0
     if spec.embeddings.d_embed is not None:
         found["embedding_rank"] = spec.embeddings.d_embed / spec.d_model
-    return found | _windows(kinds) | _shared_keys(spec, kinds)
+    return found | _windows(kinds) | _shared_keys(spec, tallies)
 
 
 def expert_axes(spec: Spec, counted: Parameters) -> dict[str, Any]:
@@ -116,7 +117,7 @@ def expert_axes(spec: Spec, counted: Parameters) -> dict[str, Any]:
         >>> round(found["dense_first_share"] * 61)
         3
     """
-    routed = [m for _, kind in _kinds_in_order(spec) for m in _modules(kind, Experts)]
+    routed = [m for kind in _kinds(spec) for m in _modules(kind, Experts)]
     if not routed:
         return {}
     e: Experts = routed[-1]
@@ -150,7 +151,7 @@ def unfolded(spec: Spec) -> Dim | None:
         >>> unfolded(catalog.model("gpt2")) is None
         True
     """
-    branches = (b for _, kind in _kinds_in_order(spec) for b in _branches(kind))
+    branches = (b for kind in _kinds(spec) for b in _branches(kind))
     if all(branch.copies is None for branch in branches):
         return None
 
@@ -160,14 +161,10 @@ def unfolded(spec: Spec) -> Dim | None:
     return parameters(replace(spec, decoder=rewrite(spec.decoder, own))).active_body
 
 
-def _kinds(spec: Spec) -> list[tuple[Dim, Layer, Tally]]:
-    """How often each kind of layer occurs, the kind, and what it is made of."""
-    return [(n, kind, _tally(kind)) for n, kind in _kinds_in_order(spec)]
-
-
-def _kinds_in_order(spec: Spec) -> list[tuple[Dim, Layer]]:
-    counts = spec.decoder.occurrences()
-    return [(n, spec.decoder.kind(name)) for name, n in counts.items()]
+def _kinds(spec: Spec) -> list[Layer]:
+    """The kinds of layer that are laid out, in the order they first occur."""
+    names = dict.fromkeys(name for run in spec.decoder.layout for name in run.pattern)
+    return [spec.decoder.kind(name) for name in names]
 
 
 def _branches(kind: Layer) -> Iterator[Branch]:
@@ -240,21 +237,27 @@ def _attention(module: object) -> Tally:
     return Counter(found)
 
 
-def _share(kinds: list[tuple[Dim, Layer, Tally]], part: str, whole: str) -> Num | None:
-    """Layers of a sort over all they are part of; ``None`` where no kind has any."""
-    if not any(tally[part] for *_, tally in kinds):
+def _share(spec: Spec, tallies: dict[str, Tally], part: str, whole: str) -> Num | None:
+    """Layers of a sort over all they are part of; ``None`` where no kind has any.
+
+    Kinds that are all of the sort need no counting, which spares a column its divisions.
+    """
+    if not any(tally[part] for tally in tallies.values()):
         return None
-    if all(tally[part] == tally[whole] for *_, tally in kinds):
+    if all(tally[part] == tally[whole] for tally in tallies.values()):
         return 1.0
-    of: Any = sum(n * tally[whole] for n, _, tally in kinds)
-    found: Any = sum(n * tally[part] for n, _, tally in kinds if tally[part])
-    share: Num = found / maximum(of, 1)
+    counts = spec.decoder.occurrences()
+    share: Num = _sum(counts, tallies, part) / maximum(_sum(counts, tallies, whole), 1)
     return share
 
 
-def _windows(kinds: list[tuple[Dim, Layer, Tally]]) -> dict[str, Any]:
+def _sum(counts: dict[str, Dim], tallies: dict[str, Tally], part: str) -> Any:
+    return sum(counts[name] * tally[part] for name, tally in tallies.items() if tally[part])
+
+
+def _windows(kinds: list[Layer]) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    for _, kind, _ in kinds:
+    for kind in kinds:
         for module in _modules(kind, (GroupedAttention, LatentAttention)):
             if _self_attention(module) and isinstance(module.span, Window | Chunk):
                 span = module.span
@@ -264,22 +267,22 @@ def _windows(kinds: list[tuple[Dim, Layer, Tally]]) -> dict[str, Any]:
     return found
 
 
-def _shared_keys(spec: Spec, kinds: list[tuple[Dim, Layer, Tally]]) -> dict[str, Any]:
+def _shared_keys(spec: Spec, tallies: dict[str, Tally]) -> dict[str, Any]:
     """Layers that read the keys and values of earlier ones, in pairs or in longer chains.
 
     A run whose pattern has an own layer for each shared one shares in pairs; one with more shared
     than own layers, or with none of its own, in chains.
     """
-    tallies = {kind.name: tally for _, kind, tally in kinds}
+    if not any(tally["shares_kv"] for tally in tallies.values()):
+        return {}
     shared: dict[str, Any] = {}
     for run in spec.decoder.layout:
         parts = [tallies[name] for name in run.pattern]
         readers = sum(t["shares_kv"] for t in parts)
-        if not readers:
-            continue
         pairs = 2 * readers <= sum(t["attention"] for t in parts)
         key = "kv_pair_share" if pairs else "kv_chain_share"
         for n, tally in zip(run.occurrences(), parts, strict=True):
-            shared[key] = shared.get(key, 0) + n * tally["shares_kv"]
-    everything: Any = sum(n * tally["attention"] for n, _, tally in kinds)
-    return {key: n / maximum(everything, 1) for key, n in shared.items()}
+            if tally["shares_kv"]:
+                shared[key] = shared.get(key, 0) + n * tally["shares_kv"]
+    everything = maximum(_sum(spec.decoder.occurrences(), tallies, "attention"), 1)
+    return {key: n / everything for key, n in shared.items()}

@@ -58,7 +58,7 @@ def amount_of(axis: str, prior: Prior, features: Features, setting: Setting) -> 
 
 
 def phi(ratio: Num, best: float, factor: float) -> Num:
-    """b φ(r/r*), φ(x) = ln x + 1/x − 1, in place on columns."""
+    """A relative penalty b φ(r/r*), φ(x) = ln x + 1/x − 1, in place on columns."""
     x = ratio / best
     found = log(x) - 1
     found += 1 / x
