@@ -169,7 +169,7 @@ def _nope_some(f: Features, prior: Prior, at: Setting) -> Num | None:
 
 @amount("recurrent")
 def _recurrent(f: Features, prior: Prior, _: Setting) -> Num | None:
-    """One for attention in 8 to 25 % of the mixers, straight down to 0 at none and at all."""
+    """One for attention in 4 to 25 % of the mixers, straight down to 0 at none and at all."""
     share, c = f.attention_share, prior.constants
     if share is None:
         return None
