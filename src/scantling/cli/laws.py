@@ -215,6 +215,20 @@ def claims(*, as_json: bool) -> int:
     return 0
 
 
+@laws.command("priors")
+@click.argument("axes", nargs=-1, metavar="[AXIS…]")
+@as_json
+def priors(axes: tuple[str, ...], as_json: bool) -> int:
+    """What published ablations say of the axes that no law prices; AXIS shows one in full."""
+    from scantling.report.priors import print_priors, priors_json
+
+    if as_json:
+        show_json(priors_json(axes))
+    else:
+        print_priors(axes)
+    return 0
+
+
 @laws.command("depths")
 @click.option("--params", required=True, help="Total parameters: 1.7B.")
 @click.option("--layers", type=COUNT, multiple=True, help="A depth; repeat it. The first is the "
