@@ -417,6 +417,7 @@ def test_rule_e_every_bound_is_of_a_feature_and_every_prior_knows_its_own():
 def test_rule_f_what_loss_does_not_see_is_said_and_has_no_price():
     assert set(unseen(a_model(n_kv_head=1))) == {"benchmarks"}
     assert set(unseen(a_model(local_share=0.5))) == {"recall"}
+    assert unseen(a_model(local_share=1.0, window=4096, context=4096)) == {}
     assert set(unseen(a_model(attention_share=0.0))) == {"recurrence"}
     assert unseen(a_model()) == {}
     deep = a_model(depth=40, n_kv_head=1)
