@@ -9,7 +9,8 @@ from typing import Any, Self
 import click
 import msgspec
 
-from scantling.cli.options import COUNT, as_json, hardware, show_json
+from scantling.cli.law_questions import claims, depths, optimum, vocabulary
+from scantling.cli.options import as_json, show_json
 from scantling.units import count_text
 
 runs_argument = click.argument("runs", type=click.Path(dir_okay=False, path_type=Path))
@@ -170,73 +171,8 @@ def evaluate(law_name: str, runs: Path, where: tuple[str, ...], best: bool, as_j
     return 0
 
 
-@laws.command("optimum")
-@click.argument("flops", type=COUNT)
-@click.option("--law", "names", multiple=True, help="A law, a law file or an allocation; several.")
-@click.option("--served", type=COUNT, default=0, help="Tokens served over the model's life; the "
-              "budget pays for them too.")  # fmt: skip
-@click.option("--unique", type=COUNT, help="Unique tokens there are (muennighoff-2023).")
-@as_json
-def optimum(flops: float, names: tuple[str, ...], served: float, unique: float | None,
-            as_json: bool) -> int:  # fmt: skip
-    """Size and tokens that FLOPS are best spent on, by several laws."""
-    from scantling.laws.optimum import allocations, compute_optimal
-
-    chosen = names or ("aspect", "chinchilla-2024", *allocations())
-    found = {n: compute_optimal(n, flops, served=served, unique=unique) for n in chosen}
-    if as_json:
-        show_json({"schema": 1, "flops": flops, "laws": {n: o._asdict() for n, o in found.items()}})
-        return 0
-    for name, one in found.items():
-        valley = ""
-        if one.low is not None and one.high is not None:
-            valley = f"; within 0.005 nats from {count_text(one.low)} to {count_text(one.high)}"
-        out = f"; outside its domain: {', '.join(one.outside)}" if one.outside else ""
-        unit = ""
-        if name in allocations() and allocations()[name].counts == "flops":
-            unit = " FLOPs a token"
-        click.echo(f"{name}: {count_text(one.size)}{unit} on {count_text(one.tokens)} tokens"
-                   f"{valley}{out}")  # fmt: skip
-    return 0
-
-
-@laws.command("claims")
-@as_json
-def claims(*, as_json: bool) -> int:
-    """Rules of thumb of depth, width and vocabulary, and what public runs say of them."""
-    from scantling.laws.claims import claims as known
-
-    if as_json:
-        show_json({"schema": 1, "claims": {k: msgspec.to_builtins(c) for k, c in known().items()}})
-        return 0
-    for name, one in known().items():
-        click.echo(f"{name}: {one.claim}\n  {one.verdict}. {one.evidence}\n  "
-                   f"sources {', '.join(one.sources)}")  # fmt: skip
-    return 0
-
-
-@laws.command("depths")
-@click.option("--params", required=True, help="Total parameters: 1.7B.")
-@click.option("--layers", type=COUNT, multiple=True, help="A depth; repeat it. The first is the "
-              "reference. 27, 12 and 60 by default.")  # fmt: skip
-@click.option("--law", "law_name", default="aspect", help="Law or law file.")
-@hardware
-@as_json
-def depths(params: str, layers: tuple[int, ...], law_name: str, tokens: int | None,
-           gpus: int | None, gpu: str | None, as_json: bool) -> int:  # fmt: skip
-    """What a depth costs at one size: at equal tokens, equal FLOPs and equal wall-clock."""
-    from scantling.report.depths import depth_lines, depths_json, price_depths
-    from scantling.search.budget import budget
-
-    given: dict[str, Any] = {"n_gpu": gpus, "chip": gpu}
-    known = {k: v for k, v in given.items() if v is not None}
-    rows = price_depths(budget(params=params, tokens=tokens, law=law_name, **known),
-                        layers or (27, 12, 60))  # fmt: skip
-    if as_json:
-        show_json({"schema": 1, "depths": depths_json(rows)})
-    else:
-        click.echo("\n".join(depth_lines(rows)) if rows else "no depth has a feasible shape")
-    return 0 if rows else 1
+for asked in (optimum, vocabulary, claims, depths):
+    laws.add_command(asked)
 
 
 def _write(path: Path, text: str) -> None:

@@ -240,6 +240,6 @@ def infeasible(front: Front) -> dict[str, Any]:
 
 __all__ = [
     "Budget", "Candidate", "Front", "Range", "binding_axes", "budget", "candidate", "chosen",
-    "design", "difference", "explain", "explain_all", "findings", "front_json", "infeasible", "list_legal",
-    "parameters",
+    "design", "difference", "explain", "explain_all", "findings", "front_json", "infeasible",
+    "list_legal", "parameters",
 ]  # fmt: skip
