@@ -80,7 +80,7 @@ def listing(names: tuple[str, ...], as_json: bool) -> int:
 @click.option("--calibrate", metavar="LAW", help="Fit no constants: move this law by one offset.")
 @click.option("--recipe", default="", help="What the runs have in common, shown with each loss.")
 @click.option("--report", type=click.Path(file_okay=False, path_type=Path), metavar="DIR",
-              help="Write a report with plots (extra plot).")  # fmt: skip
+              help="Write report.html, one page with plots (extra report).")  # fmt: skip
 @as_json
 def fit(runs: Path, form: str, out: Path | None, where: tuple[str, ...], best: bool,
         bootstraps: int, seed: int, calibrate: str | None, recipe: str, report: Path | None,
@@ -104,10 +104,9 @@ def fit(runs: Path, form: str, out: Path | None, where: tuple[str, ...], best: b
     if out is not None:
         _write(out, law_text(found.law.facts))
     if report is not None:
-        from scantling.report.fitting import save_fit
+        from scantling.report.fitting_html import save_page
 
-        for path in save_fit(found, table, report):
-            click.echo(f"wrote {path}", err=True)
+        click.echo(f"wrote {save_page(found, table, report)}", err=True)
     if as_json:
         show_json({"schema": 1, **found.to_dict()})
         return 0

@@ -166,7 +166,7 @@ def compute_optimal(
     if name in allocations():
         return _allocated(allocations()[name], flops)
     budget = Spending(flops=flops, served=served, unique=unique, context=context, aspect=aspect)
-    return _searched(_known(name), budget, tolerance)
+    return least_loss(_known(name), budget, tolerance)
 
 
 def _known(name: str) -> Law:
@@ -183,7 +183,8 @@ def _allocated(one: Allocation, flops: float) -> Optimum:
     return Optimum(size, tokens, None, None, None, outside, one.counts)
 
 
-def _searched(one: Law, budget: Spending, tolerance: float) -> Optimum:
+def least_loss(one: Law, budget: Spending, tolerance: float = 0.005) -> Optimum:
+    """The size of the least loss along the line of equal FLOPs; see ``compute_optimal``."""
     import numpy as np
 
     logs = np.linspace(np.log(SIZES[0]), np.log(SIZES[1]), 5000)
