@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct
 
 from scantling.arith import round_up
-from scantling.laws import bounds, law
+from scantling.laws import bounds, law, vocabulary
 from scantling.search.budget import Budget
 from scantling.search.peers import peer_range
 from scantling.spec import (
@@ -40,8 +40,7 @@ HEAD_WIDTHS = (64, 96, 128, 192, 256)
 """Head widths attention kernels are built for (flashattention2)."""
 ASPECT = (8, 320)
 """Width over depth the default law was fitted in."""
-TIE_ABOVE = 0.15
-"""Tie when the table is more than this share of all parameters (notes on tying, press2017)."""
+TIE_ABOVE = vocabulary.TIE_ABOVE
 ROUNDING = 1e-9
 """What floating point may miss of a whole number of heads or layers."""
 CHUNK = 16_384
