@@ -78,7 +78,12 @@ def limit(b: Budget, name: str) -> Axis:
     field = OPENED_BY[name]
     if is_given(b, field) or (field in b.bounded and field in {"n_kv_head", "n_layer"}):
         return Axis(name, None, None, f"opened by --fix or --bound {field}", opened=True)
-    if b.moe and (name in {*OF_EXPERTS, "aspect"} or name == "attention_width_ratio"):
+    if name == "active_share":
+        share = (b.active or b.params) / b.params
+        why = f"what a token passes is {share:.3g} of all; experts are 0.3 to 1 of it: known models"
+        return Axis(name, LEAST_ROUTED * share, share, why)
+    if b.moe and name in {"expert_width_ratio", "active_width_ratio", "aspect",
+                          "attention_width_ratio"}:  # fmt: skip
         low, high, n = expert_range(b.params, name)
         return Axis(name, low, high, f"{n} models with experts of this size class since 2023")
     if name == "attention_width_ratio" and b.mixer == "mla":
@@ -187,7 +192,7 @@ def widths(b: Budget) -> list[int]:
     """Widths whose layers of about 12 D² parameters, at a D/L in its bounds, meet the budget.
 
     They are multiples of the alignment, and from 8192 up of the power of two at or below D/32,
-    a step of at most 3 %.
+    a step of at most 3 %; with experts, which are more to choose from, of D/16.
 
     With c D² parameters a layer that a token passes, N = c L D² and L = D/a give
     D = (N a / c)^(1/3); the body may be a third of the total where embeddings are large, so the
@@ -205,7 +210,7 @@ def widths(b: Budget) -> list[int]:
         return list(values(b, "d_model", ()))
     low, high = span(b, "d_model", max(step, low // step * step), high)
     every = range(round_up(low, step), min(high, WIDEST) + 1, step)
-    return [w for w in every if w % max(step, power_of_two_below(w // 32)) == 0]
+    return [w for w in every if w % max(step, power_of_two_below(w // (16 if b.moe else 32))) == 0]
 
 
 def power_of_two_below(value: int) -> int:
@@ -288,10 +293,12 @@ def head_limits(b: Budget, n_head: Any, n_kv_head: Any) -> dict[str, Any]:
 
 # ---------------------------------------------------------------- experts and ranks
 
-EXPERTS = (8, 16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448, 512)
-"""Numbers of experts: eighths of a power of two and up, as released models have."""
+EXPERTS = (*range(8, 128, 8), *range(128, 256, 16), *range(256, 513, 32))
+"""Numbers of experts: multiples of 8, and of an eighth of the power of two below."""
 TOP_K = (4, 6, 8)
 """Experts a token passes; 1 and 2 are of coarse experts, which lose (notes on granularity)."""
+LEAST_ROUTED = 0.3
+"""Least k/E over active/total: 0.36 in Llama 4 Maverick, 0.43 in Qwen3-Next, 0.9 in Mixtral."""
 LATENT_HEAD = 128
 """Head width of latent attention without its rotary half: every released model but two."""
 
@@ -309,16 +316,17 @@ def expert_counts(b: Budget) -> list[tuple[int, int]]:
 def latent_rows(b: Budget, width: int) -> list[tuple[int, ...]]:
     """All (D, H, kv_rank, q_rank, d_nope, d_rope, d_value) of one width.
 
-    The latent is 4 h, doubled where that would be below D/16, where the one table of ranks falls
-    off a cliff; rotary keys are h/2, values as wide as keys, queries pass a rank of D/3 (released
-    models: D/5 to D/2.7). Ranks are no axis: nothing prices them, and the cache does.
+    The latent is 4 h, the one width fused kernels decode, doubled where that would be below D/16,
+    where the one table of ranks falls off a cliff; rotary keys are h/2, values as wide as keys,
+    and queries pass a rank of D/2, the least that was measured to cost nothing (notes on MLA).
+    Ranks are no axis: nothing prices them, and the cache does.
     """
     found: list[tuple[int, ...]] = []
     for h in values(b, "d_nope", (LATENT_HEAD,)):
         rank = 4 * h if 4 * h >= width / 16 else 8 * h
         ranks = values(b, "kv_rank", (rank,)) if "kv_rank" not in b.bounded else values(
             b, "kv_rank", tuple(range(256, 2049, 128)))  # fmt: skip
-        queries = values(b, "q_rank", (128 * int(ceil_div(width, 3 * 128)),))
+        queries = values(b, "q_rank", (128 * int(ceil_div(width, 2 * 128)),))
         rotary, value = values(b, "d_rope", (h // 2,)), values(b, "d_value", (h,))
         found += [
             (width, int(heads), kv, q, h, r, v)
@@ -375,8 +383,8 @@ def _rank_axes(b: Budget) -> list[Axis]:
     if b.mixer != "mla":
         return []
     return [
-        Axis("kv_rank", None, None, "4 h, doubled where that is below D/16: no table prices ranks",
+        Axis("kv_rank", None, None, "4 h, doubled below D/16: kernels decode it, no table prices it",
              opened=is_given(b, "kv_rank") or "kv_rank" in b.bounded),
-        Axis("q_rank", None, None, "D/3, the middle of released models",
+        Axis("q_rank", None, None, "D/2, the least that was measured to cost nothing",
              opened=is_given(b, "q_rank")),
     ]  # fmt: skip

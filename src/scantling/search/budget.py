@@ -33,7 +33,8 @@ EXPERT_RATIOS = ("active_share", "expert_width_ratio", "active_width_ratio")
 
 MIXERS = ("gqa", "mla", "hybrid")
 WINDOW = 1024
-"""Window of local layers where none is given: Gemma 3's."""
+"""Window of local layers where none is given: Gemma 3's, and no less than the eighth of a training
+sequence that losses were measured down to."""
 
 
 def axes_of(b: Budget) -> tuple[str, ...]:
@@ -212,6 +213,9 @@ def budget(*, params: float | str | None = None, tokens: float | str | None = No
         (140000000000, True)
     """
     given = _plain(given)
+    fixed = dict(given.get("fixed") or {})
+    if "vocab_size" in fixed:  # one vocabulary is the limit of that name
+        given |= {"vocab_size": fixed.pop("vocab_size"), "fixed": fixed}
     size, trained, work = (
         None if value is None else parse_count(value, name)
         for name, value in (("params", params), ("tokens", tokens), ("flops", flops))
@@ -227,7 +231,8 @@ def budget(*, params: float | str | None = None, tokens: float | str | None = No
         raise FieldError(
             "budget", None, "has no size", "give --params, --flops, --days or --gpu-hours"
         )
-    small = work is not None and work < 10**20 if size is None else size < 10**9
+    passed = given.get("active") or size
+    small = work is not None and work < 10**20 if passed is None else passed < 10**9
     if "vocab_size" not in given:
         given["vocab_size"] = 50_304 if small else 128_256
         assumed.append(f"vocab: {given['vocab_size']:,}")
@@ -272,8 +277,8 @@ def _add_kinds(given: dict[str, Any], size: int, assumed: list[str]) -> None:
         assumed.append(f"active: {given['active'] / 1e9:.3g} B, {share:.1%} as known models have")
     local = ratio_of(given.get("layout", "full")) and given.get("mixer", "gqa") == "gqa"
     if local and given.get("window") is None:
-        given["window"] = WINDOW
-        assumed.append(f"window: {WINDOW:,}")
+        given["window"] = max(WINDOW, given.get("train_context", 8192) // 8)
+        assumed.append(f"window: {given['window']:,}")
 
 
 DEFAULTS = (

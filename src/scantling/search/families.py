@@ -6,6 +6,7 @@ but depth, which is put to each row, and the feed-forward width, which the size 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -14,6 +15,7 @@ from msgspec import Struct
 from scantling.arith import round_up
 from scantling.search.axes import (
     TIE_ABOVE,
+    depths_of,
     expert_counts,
     grouped_rows,
     head_limits,
@@ -43,6 +45,7 @@ from scantling.spec import (
     Spec,
     Stack,
     Window,
+    has,
     masks,
     vary,
 )
@@ -70,8 +73,14 @@ class Family(Struct, frozen=True):
     """Dimensions that are the solved width times a number, or times a column of the rows."""
     lead: str
     """The width that is solved, or given in ``rows``: ``d_ff`` or ``d_expert``."""
-    limits: dict[str, Any]
-    """Limits that rows alone decide, each with the mask of rows that keep it."""
+    first: NDArray[np.int64]
+    """Place of the least depth of each row among the depths there may be."""
+    counts: NDArray[np.int64]
+    """Depths of each row."""
+    considered: int
+    """Shapes before the limits that rows alone decide."""
+    removed: dict[str, int]
+    """How many shapes each of these removed; one shape can break several."""
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -86,73 +95,72 @@ class Family(Struct, frozen=True):
                 found[name] = width * (times[row] if hasattr(times, "dtype") else times)
         return found
 
-    def take(self, keep: Any) -> Family:
-        """The family of some of its rows."""
-        import numpy as np
-
-        some = {name: np.ascontiguousarray(column[keep]) for name, column in self.rows.items()}
-        times = {
-            name: value[keep] if hasattr(value, "dtype") else value
-            for name, value in self.solved.items()
-        }
-        return Family(self.spec, some, times, self.lead, {})
-
 
 def families(b: Budget) -> Iterator[Family]:
     """Every structure a budget asks for, with all its rows."""
     rows = _mixer_rows(b)
+    for spec, shared in templates(b):
+        yield _family(b, spec, rows, shared)
+
+
+def templates(b: Budget) -> Iterator[tuple[Spec, int]]:
+    """Every structure with its shared experts; dimensions are 1 or 2 until they are varied."""
+    context = max(b.train_context, b.serve_context)
     for vocab_size in values(b, "vocab_size", (b.vocab_size,)):
         for tied in (False, True) if b.tied is None else (b.tied,):
             for kinds, layout, shared in _structures(b):
-                context = max(b.train_context, b.serve_context)
-                spec = Spec(
-                    d_model=1, vocab_size=vocab_size, decoder=Stack(kinds, layout, Norm()),
-                    tied=tied, max_context=context,
-                )  # fmt: skip
-                yield _family(b, spec, rows, shared)
+                stack = Stack(kinds, layout, Norm())
+                yield Spec(1, vocab_size, stack, tied=tied, max_context=context), shared
 
 
 def _family(b: Budget, spec: Spec, rows: dict[str, NDArray[np.int64]], shared: int) -> Family:
-    """A structure with its rows: those of its mixer, times those of its experts."""
+    """The rows of a mixer that keep its limits, each with every choice of experts and widths."""
     import numpy as np
 
-    lead = "d_ff"
-    solved: dict[str, Any] = {"d_ff": 1}
-    if b.moe:
-        lead = "d_expert"
-        pairs = np.array(expert_counts(b), dtype=np.int64).reshape(-1, 2)
-        n = len(pairs)
-        count = len(next(iter(rows.values())))
-        rows = {name: np.repeat(column, n) for name, column in rows.items()}
-        rows |= {"n_expert": np.tile(pairs[:, 0], count), "top_k": np.tile(pairs[:, 1], count)}
-        solved = {"d_expert": 1}
+    first, last = depths_of(b, rows["d_model"])
+    counts = np.maximum(last - first + 1, 0)
+    limits = _limits(b, spec, rows)
+    keep = np.flatnonzero(np.logical_and.reduce([*limits.values(), counts > 0]))
+    lead, names, chosen = _choices(b, spec)
+    n = len(chosen)
+    every = {name: np.repeat(column[keep], n) for name, column in rows.items()}
+    every |= {name: np.tile(chosen[:, i], len(keep)) for i, name in enumerate(names)}
+    solved: dict[str, Any] = {lead: 1}
+    if lead == "d_expert":
         if shared:
             solved["d_shared"] = shared
         if len(spec.decoder.layout) > 1:  # as wide as all a token passes: DeepSeek-V2, V3
-            solved["d_ff"] = rows["top_k"] + shared
-    rows = _with_given(b, rows, solved)
-    return Family(spec, rows, solved, lead, _limits(b, spec, rows))
+            solved["d_ff"] = every["top_k"] + shared
+    return Family(
+        spec, every, solved, lead, np.repeat(first[keep], n), np.repeat(counts[keep], n),
+        int(counts.sum()) * n,
+        {name: int(counts[~mask].sum()) * n for name, mask in limits.items()},
+    )  # fmt: skip
 
 
-def _with_given(
-    b: Budget, rows: dict[str, NDArray[np.int64]], solved: dict[str, Any]
-) -> dict[str, NDArray[np.int64]]:
-    """Rows with the widths a user fixed or listed, in place of solved ones."""
+def _choices(b: Budget, spec: Spec) -> tuple[str, tuple[str, ...], NDArray[np.int64]]:
+    """Experts and given widths, which every row of a mixer can have.
+
+    Returns:
+        The width that leads, the names of what is chosen, and a table of every choice.
+    """
     import numpy as np
 
-    for name in [name for name in solved if is_given(b, name)]:
-        some = np.array(values(b, name, ()), dtype=np.int64)
-        count = len(next(iter(rows.values())))
-        rows = {field: np.repeat(column, len(some)) for field, column in rows.items()}
-        rows[name] = np.tile(some, count)
-        for field, times in solved.items():
-            if hasattr(times, "dtype"):
-                solved[field] = np.repeat(times, len(some))
-    return rows
+    lead, names = "d_ff", list[str]()
+    columns: list[list[tuple[int, ...]]] = []
+    if b.moe:
+        lead, names = "d_expert", ["n_expert", "top_k"]
+        columns.append(list(expert_counts(b)))
+    for name in ("d_ff", "d_expert", "d_shared"):
+        if is_given(b, name) and has(spec, name):
+            names.append(name)
+            columns.append([(value,) for value in values(b, name, ())])
+    table = [sum(choice, ()) for choice in itertools.product(*columns)]
+    return lead, tuple(names), np.array(table, dtype=np.int64).reshape(len(table), len(names))
 
 
 def _limits(b: Budget, spec: Spec, rows: dict[str, NDArray[np.int64]]) -> dict[str, Any]:
-    """What rows alone decide: heads, relations between fields, tying, ranges asked for."""
+    """What the rows of a mixer alone decide: heads, relations of fields, tying, asked ranges."""
     import numpy as np
 
     found: dict[str, Any] = {}
@@ -160,11 +168,10 @@ def _limits(b: Budget, spec: Spec, rows: dict[str, NDArray[np.int64]]) -> dict[s
         found |= head_limits(b, rows["n_head"], rows["n_kv_head"])
     else:
         found[f"heads split over {split(b)}"] = rows["n_head"] % split(b) == 0
-    count = len(rows["n_head"])
     for name, mask in masks(vary(spec, **rows)):
-        found[name] = np.broadcast_to(mask, count)
+        found[name] = np.broadcast_to(mask, len(rows["n_head"]))
     if b.tied is None:
-        small = rows["d_model"] * spec.vocab_size <= TIE_ABOVE * b.params
+        small = rows["d_model"] * spec.vocab_size <= TIE_ABOVE * (b.active or b.params)
         found["tying rule"] = ~small if spec.tied else small
     for name in {*rows} & {*b.bounded} - {"n_kv_head", "n_head"}:
         found[f"{name} as bounded"] = keeps(b, name, rows[name])

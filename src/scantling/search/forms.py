@@ -12,6 +12,7 @@ some thousands, its shapes millions.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
@@ -143,7 +144,10 @@ def count(
 def width_multiple(b: Budget, lead: str) -> int:
     """What a solved width is a multiple of: the alignment on each rank of its split.
 
-    Experts that are spread whole over ranks are not cut.
+    Experts that are spread whole over ranks are not cut; those of models below ten billion, some
+    hundreds wide, come in half steps.
     """
-    ranks = 1 if lead == "d_expert" and b.ep > 1 else b.tp
-    return b.multiple * ranks
+    if lead == "d_ff":
+        return b.multiple * b.tp
+    step = math.gcd(b.multiple, 64) if b.params < 10**10 else b.multiple
+    return step * (1 if b.ep > 1 else b.tp)

@@ -18,7 +18,6 @@ from scantling.search.axes import (
     Axis,
     depth_step,
     depths,
-    depths_of,
     grouped_rows,
     head_limits,
     limit,
@@ -57,14 +56,20 @@ class Space(Struct, frozen=True):
     families: tuple[Family, ...]
     depths: NDArray[np.int64]
     """Every depth there may be, in order."""
-    first: tuple[NDArray[np.int64], ...]
-    """For each row of each family, the place of its least depth in ``depths``."""
-    counts: tuple[NDArray[np.int64], ...]
-    """And how many depths it has."""
-    considered: int
-    """Shapes before the limits that rows alone decide."""
-    removed: dict[str, int]
-    """How many shapes each of these removed."""
+
+    @property
+    def considered(self) -> int:
+        """Shapes before the limits that rows alone decide."""
+        return sum(family.considered for family in self.families)
+
+    @property
+    def removed(self) -> dict[str, int]:
+        """How many shapes each of these limits removed."""
+        found = dict[str, int]()
+        for family in self.families:
+            for name, count in family.removed.items():
+                found[name] = found.get(name, 0) + count
+        return found
 
     @property
     def structures(self) -> tuple[Spec, ...]:
@@ -74,7 +79,7 @@ class Space(Struct, frozen=True):
     @property
     def size(self) -> int:
         """Shapes in the space, all structures together."""
-        return sum(int(counts.sum()) for counts in self.counts)
+        return sum(int(family.counts.sum()) for family in self.families)
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -92,9 +97,9 @@ class Space(Struct, frozen=True):
         """All shapes, at most ``size`` at once; their order does not depend on that."""
         import numpy as np
 
-        for index, counts in enumerate(self.counts):
-            ends = np.cumsum(counts)
-            starts = ends - counts
+        for index, family in enumerate(self.families):
+            ends = np.cumsum(family.counts)
+            starts = ends - family.counts
             total = int(ends[-1]) if len(ends) else 0
             for start in range(0, total, size):
                 stop = min(start + size, total)
@@ -104,7 +109,7 @@ class Space(Struct, frozen=True):
                 )
                 row = np.repeat(np.arange(first, last + 1), held)
                 nth = np.arange(start, stop) - starts[row]
-                yield Part(index, row, self.depths[self.first[index][row] + nth])
+                yield Part(index, row, self.depths[family.first[row] + nth])
 
 
 def space(b: Budget) -> Space:
@@ -115,21 +120,7 @@ def space(b: Budget) -> Space:
     splits over the GPUs of a node. KV heads: K = H/g for every whole group g. Experts: numbers
     that released models have, with k/E in its bound.
     """
-    import numpy as np
-
-    kept, firsts, counts = [], [], []
-    considered, removed = 0, dict[str, int]()
-    for family in families(b):
-        first, last = depths_of(b, family.rows["d_model"])
-        shapes = np.maximum(last - first + 1, 0)
-        considered += int(shapes.sum())
-        for name, mask in family.limits.items():
-            removed[name] = removed.get(name, 0) + int(shapes[~mask].sum())
-        keep = np.logical_and.reduce([*family.limits.values(), shapes > 0])
-        kept.append(family.take(keep))
-        firsts.append(first[keep])
-        counts.append(shapes[keep])
-    return Space(tuple(kept), depths(b), tuple(firsts), tuple(counts), considered, removed)
+    return Space(tuple(families(b)), depths(b))
 
 
 def list_legal(d_model: int, tp: int = 1, b: Budget | None = None) -> list[dict[str, int | float]]:

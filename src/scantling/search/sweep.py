@@ -170,8 +170,7 @@ def _kept(
     """The shapes that keep every cheap limit, family by family and in order."""
     import numpy as np
 
-    found = [forms(family, b.kv_dtype) if len(n) else {} for family, n in
-             zip(space.families, space.counts, strict=True)]  # fmt: skip
+    found = [forms(family, b.kv_dtype) if len(family.counts) else {} for family in space.families]
     for part in space.chunks(chunk):
         family = space.families[part.index]
         counted = count(family, found[part.index], part.index, part.row, part.depth, b)
