@@ -383,7 +383,7 @@ def _rank_axes(b: Budget) -> list[Axis]:
     if b.mixer != "mla":
         return []
     return [
-        Axis("kv_rank", None, None, "4 h, doubled below D/16: kernels decode it, no table prices it",
+        Axis("kv_rank", None, None, "4 h, which kernels decode; 8 h below D/16",
              opened=is_given(b, "kv_rank") or "kv_rank" in b.bounded),
         Axis("q_rank", None, None, "D/2, the least that was measured to cost nothing",
              opened=is_given(b, "q_rank")),
