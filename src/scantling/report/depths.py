@@ -11,7 +11,7 @@ import msgspec
 from scantling.costs.count import flops
 from scantling.laws import law
 from scantling.search import Budget, Candidate, Range, chosen, difference
-from scantling.search.space import ASPECT, limit
+from scantling.search.axes import ASPECT, limit
 from scantling.units import count_text
 
 BASES = ("tokens", "FLOPs", "wall-clock")
