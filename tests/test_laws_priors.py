@@ -21,6 +21,7 @@ from scantling.laws import (
     bounds,
     difference_terms,
     head_width_excess,
+    law,
     prior_terms,
     priors,
     terms,
@@ -30,6 +31,8 @@ from scantling.laws import (
 )
 from scantling.search.budget import budget
 from scantling.search.candidate import candidate, difference
+from scantling.search.objectives import objectives
+from scantling.search.sweep import price
 from scantling.sources import sources
 from scantling.spec import (
     Block,
@@ -575,3 +578,29 @@ def test_a_difference_of_designs_has_only_what_they_do_not_share():
     assert any(line.startswith("kv_group +0.012") for line in found.why)
     assert not any(line.startswith(("qk_norm", "d_head", "tying")) for line in found.why)
     assert any("one or two KV heads" in line for line in found.why)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [{"params": 4 * 10**8, "layout": "3:1", "window": 512, "train_context": 4096},
+     {"params": 6 * 10**8, "active": 2 * 10**8, "moe": True, "law": "shape"},
+     {"params": 4 * 10**8, "unique_tokens": 10**9, "law": "shape"}],
+)  # fmt: skip
+def test_the_sweep_prices_a_shape_as_it_is_shown_alone(asked):
+    """Windows by the training context, experts once, repeated tokens for what they are worth."""
+    b = budget(**asked, tokens=10**10)
+    for spec in (TINY_WINDOWS, TINY_EXPERTS):
+        one, priced = candidate(spec, b), price(spec, b)
+        found = objectives(spec, priced.features, priced.loss, 0, b)
+        assert found["loss"] == pytest.approx(one.loss_upper, rel=1e-12)
+        again = prior_terms(one.features, priced.loss, law(b.law).reference_ratio,
+                            law(b.law).form_name)  # fmt: skip
+        assert one.loss == pytest.approx(priced.loss + again.expected, rel=1e-12)
+        axes = terms(one.features, priced.loss, form=law(b.law).form_name)
+        assert ("window" in axes) == (spec is TINY_WINDOWS)
+        assert ("n_experts" in axes) == (spec is TINY_EXPERTS and b.law != "shape")
+
+
+TINY_WINDOWS = decoder(layer("local", replace(LOCAL, span=Window(512))), layer("global", GLOBAL),
+                       pattern=("local", "local", "local", "global"))  # fmt: skip
+TINY_EXPERTS = decoder(layer("moe", GLOBAL, Experts(128, 4, 512)))

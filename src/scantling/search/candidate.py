@@ -12,11 +12,9 @@ from scantling.arith import round_up
 from scantling.costs.cache import kv_cache
 from scantling.costs.count import Parameters, parameters
 from scantling.costs.estimate import DAY_S, Estimate, decode_time, training_time
-from scantling.costs.features import features
 from scantling.formats import hf
 from scantling.laws import (
     Features,
-    Law,
     bounds,
     difference_terms,
     law,
@@ -27,6 +25,7 @@ from scantling.laws import (
 from scantling.laws.hyperparameters import hyperparameters
 from scantling.quantity import Quantity
 from scantling.search.budget import Budget
+from scantling.search.objectives import measured
 from scantling.search.space import limits
 from scantling.spec import Spec, dimensions, dtype_bytes
 from scantling.units import bytes_text, count_text
@@ -92,10 +91,10 @@ def candidate(spec: Spec, b: Budget, name: str = "") -> Candidate:
         (8030261248, 128.0)
     """
     counted = parameters(spec)
-    f = features(spec, float(b.tokens), counted, b.train_context)
+    f = measured(spec, b, counted)
     one = law(b.law)
     raw = one.loss(f)
-    terms = prior_terms(f, raw, one.reference_ratio, _form(one))
+    terms = prior_terms(f, raw, one.reference_ratio, one.form_name)
     chip = b.hardware
     return Candidate(
         name=name or shape_name(spec), spec=spec, budget=b, counted=counted, features=f,
@@ -106,11 +105,6 @@ def candidate(spec: Spec, b: Budget, name: str = "") -> Candidate:
             kv_cache(spec, context=b.serve_context, kv_dtype=b.kv_dtype).bytes_per_token
         ),
     )  # fmt: skip
-
-
-def _form(one: Law) -> str:
-    """The form of a law: of a law file that of its facts, else its own name."""
-    return one.facts.function or one.name
 
 
 def _whole(value: Any) -> int | float:
@@ -146,7 +140,7 @@ def difference(a: Candidate, reference: Candidate) -> Quantity:
     approx_shared = min(1.0, apart)
     half = (float(found.high) - float(found.low)) / 2 * approx_shared
     mean = (one.loss(fa) + one.loss(fb)) / 2
-    axes = difference_terms(fa, fb, mean, one.reference_ratio, _form(one))
+    axes = difference_terms(fa, fb, mean, one.reference_ratio, one.form_name)
     prior = total(axes)
     value = float(found.value) + float(prior.centre)
     below = math.hypot(half, float(prior.centre - prior.low))

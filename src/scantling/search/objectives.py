@@ -5,14 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from scantling.costs.count import Parameters
 from scantling.costs.estimate import DAY_S, decode_time, training_time
+from scantling.costs.features import features
 from scantling.laws import Features, law, prior_terms
 from scantling.search.budget import Budget
 from scantling.spec import Spec
 
 
+def measured(spec: Spec, b: Budget, counted: Parameters) -> Features:
+    """What the laws are told of a column of shapes, or of one, under a budget."""
+    return features(spec, float(b.tokens), counted, b.train_context, b.unique_tokens)
+
+
 def objectives(
-    spec: Spec, features: Features, loss: Any, kv_bytes_per_token: Any, b: Budget
+    spec: Spec, known: Features, loss: Any, kv_bytes_per_token: Any, b: Budget
 ) -> dict[str, Any]:
     """The objectives of a column, or of one shape: smaller is better.
 
@@ -20,7 +27,8 @@ def objectives(
     makes cheaper has to beat that.
     """
     chip = b.hardware
-    loss = loss + prior_terms(features, loss, law(b.law).reference_ratio).upper
+    one = law(b.law)
+    loss = loss + prior_terms(known, loss, one.reference_ratio, one.form_name).upper
     train = training_time(spec, b.tokens, chip, b.n_gpu, b.train_context, b.dtype)
     decode = decode_time(spec, chip, b.serve_batch, b.serve_context, b.dtype, b.kv_dtype, b.tp)
     return {

@@ -13,14 +13,13 @@ from msgspec import Struct
 
 from scantling.costs.cache import kv_cache
 from scantling.costs.count import Parameters, parameters
-from scantling.costs.features import features
 from scantling.laws import Features, law
 from scantling.laws.features import inside
 from scantling.search.axes import OF_EXPERTS, bounded_axes
 from scantling.search.budget import OBJECTIVES, Budget
 from scantling.search.forms import Counted, count, forms
 from scantling.search.front import fold
-from scantling.search.objectives import limited, objectives
+from scantling.search.objectives import limited, measured, objectives
 from scantling.search.space import CHUNK, Space, limit, limits
 from scantling.spec import Spec, vary
 
@@ -66,7 +65,7 @@ def price(spec: Spec, b: Budget) -> Priced:
     """Parameters, KV bytes and loss of a column of shapes."""
     counted = parameters(spec)
     cache = kv_cache(spec, context=1, kv_dtype=b.kv_dtype).bytes_per_token
-    f = features(spec, float(b.tokens), counted)
+    f = measured(spec, b, counted)
     return Priced(spec, counted, cache, f, law(b.law).loss(f))
 
 
