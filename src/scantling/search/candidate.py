@@ -156,11 +156,10 @@ def difference(a: Candidate, reference: Candidate) -> Quantity:
 
 
 UNPRICED = {
-    "vocab_size", "n_expert", "top_k", "n_expert_group", "top_k_group", "window", "kv_rank",
-    "q_rank", "chunk", "rows",
+    "vocab_size", "top_k", "n_expert_group", "top_k_group", "kv_rank", "q_rank", "rows",
 }  # fmt: skip
 """Fields whose change the loss does not price: nats of two vocabularies cannot be compared, and
-no law here sees experts, windows, ranks or learned positions."""
+neither a law nor an ablation sees routing, ranks or learned positions."""
 
 
 def tile_waste(spec: Spec, tile: int = 128) -> float:
