@@ -170,6 +170,20 @@ def evaluate(law_name: str, runs: Path, where: tuple[str, ...], best: bool, as_j
     return 0
 
 
+@laws.command("priors")
+@click.argument("axes", nargs=-1, metavar="[AXIS…]")
+@as_json
+def priors(axes: tuple[str, ...], as_json: bool) -> int:
+    """What published ablations say of the axes that no law prices; AXIS shows one in full."""
+    from scantling.report.priors import print_priors, priors_json
+
+    if as_json:
+        show_json(priors_json(axes))
+    else:
+        print_priors(axes)
+    return 0
+
+
 for asked in (optimum, vocabulary, claims, depths):
     laws.add_command(asked)
 
