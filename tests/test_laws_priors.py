@@ -292,6 +292,8 @@ def test_a_parallel_block_costs_ten_thousandths_to_1_b_and_nothing_at_60_b():
      ("reused_block", {"reuse": 12.0}, (0.35, 0.3, 0.4)),
      ("n_experts", {"n_experts": 256}, (-0.042, -0.056, -0.02)),
      ("n_experts", {"n_experts": 8}, (0, 0, 0)),
+     ("n_experts_beyond", {"n_experts": 16}, (0, -0.056, 0.056)),
+     ("n_experts_beyond", {"n_experts": 128}, (0, 0, 0)),
      ("granularity", {"granularity": 8.0}, (-0.059, -0.08, -0.03)),
      ("n_shared_experts", {"n_shared_experts": 4.0}, (0, -0.004, 0.004)),
      ("first_dense", {"dense_first_share": 1 / 3}, (0.014, 0.004, 0.024)),
