@@ -24,6 +24,8 @@ from scantling.units import parse_count
 
 SLOW_SHAPES = 3_000_000
 """A sweep of more shapes takes over two seconds and shows its progress."""
+MANY_SHAPES = 30_000_000
+"""A sweep of more shapes runs on all cores."""
 
 
 @click.command()
@@ -84,6 +86,9 @@ SLOW_SHAPES = 3_000_000
               "picture: front.svg.")  # fmt: skip
 @click.option("--depths", metavar="L,L,…", help="Price this size at these depths, the first as "
               "reference: at equal tokens, FLOPs and wall-clock.")  # fmt: skip
+@click.option("--engine", help="Where the sweep runs: here, pool (all cores), ray (a cluster); "
+              "the pool above 30 million shapes.")  # fmt: skip
+@click.option("--workers", type=COUNT, help="Processes of the engine; all cores by default.")
 @click.option("--list-legal", is_flag=True, help="List legal (D, H, h, K); needs --fix d_model=…")
 @as_json
 def design(**given: Any) -> int:
@@ -103,7 +108,12 @@ def design(**given: Any) -> int:
         check_path(given["plot"])
     names = given["baseline"] or None
     with _progress(b) as progress:
-        front = search.design(b, baselines=names, progress=progress)
+        engine = given["engine"] or _engine(b)
+        front = search.design(b, baselines=names, progress=progress, engine=engine,
+                              workers=given["workers"])  # fmt: skip
+    if front.swept.stopped:
+        seen = f"{front.swept.evaluated:,} of {front.swept.considered:,} shapes"
+        click.echo(f"stopped after {seen}: what follows is the best of those", err=True)
     if given["save"] is not None and front.feasible:
         from scantling.report.save import save
 
@@ -119,19 +129,33 @@ def design(**given: Any) -> int:
 
         more = {"depths": depths_json(depths)} if depths else {}
         show_json(search.front_json(front) | more)
-        return 0 if front.feasible else 1
+        return _status(front)
     from scantling.report import text
 
     out = text.console()
     if not front.feasible:
         text.print_infeasible(out, front)
-        return 1
+        return _status(front)
     text.print_front(out, front, given["rows"])
     if depths:
         from scantling.report.depths import depth_lines
 
         click.echo("\n" + "\n".join(depth_lines(depths)))
-    return 0
+    return _status(front)
+
+
+def _status(front: Any) -> int:
+    """0 yes, 1 nothing is feasible, 130 (as shells say) an interrupt left the answer partial."""
+    if front.swept.stopped:
+        return 130
+    return 0 if front.feasible else 1
+
+
+def _engine(b: Any) -> str:
+    """All cores where starting them is worth it."""
+    from scantling.search.space import space
+
+    return "pool" if space(b).size > MANY_SHAPES else "here"
 
 
 def _depths(listed: str | None, b: Any) -> list[Any]:

@@ -9,7 +9,7 @@ from typing import Any
 from msgspec import Struct
 
 from scantling.arith import LARGEST
-from scantling.errors import FieldError, nearest
+from scantling.errors import FieldError, UnknownNameError, nearest
 from scantling.hardware import Chip, chip
 from scantling.laws import law
 from scantling.search.size import flops_of, size_of
@@ -35,7 +35,13 @@ COUNTS = (
 )  # fmt: skip
 
 OBJECTIVES = ("loss", "training_days", "kv_bytes_per_token", "decode_s")
-"""What a front weighs, all smaller is better."""
+"""What every front weighs, all smaller is better."""
+
+EQUAL = ("tokens", "flops", "wall-clock")
+"""What two shapes may be given alike."""
+
+WEIGHED = (*OBJECTIVES, "ttft_s", "memory_bytes", "kv_bytes", "cost_per_million")
+"""What a user may weigh beside."""
 
 
 class Range(Struct, frozen=True):
@@ -145,6 +151,8 @@ class Budget(Struct, frozen=True, kw_only=True):
     law: str = "aspect"
     dtype: str = "bf16"
     kv_dtype: str = "bf16"
+    alike: float | None = None
+    """What ``equal`` gives every shape: training FLOPs, or seconds; the search fills it in."""
     assumed: tuple[str, ...] = ()
     """What was filled in, for the report."""
 
@@ -275,6 +283,8 @@ def _check(b: Budget) -> None:
     for name in ("vocab_size", "train_context", "serve_context", "serve_batch", "tp", "multiple"):
         if getattr(b, name) > LARGEST:
             raise FieldError(name, f"{getattr(b, name):.3g}", "is beyond every model")
+    if b.equal not in EQUAL:
+        raise UnknownNameError("equal", b.equal, EQUAL)
     if not 0 < b.tolerance < 1:
         raise FieldError("tolerance", b.tolerance, "must lie between 0 and 1")
     _check_weights(b)
@@ -283,13 +293,17 @@ def _check(b: Budget) -> None:
 
 def _check_weights(b: Budget) -> None:
     for name in (*b.weights, *b.lexicographic):
-        if name not in OBJECTIVES:
-            raise FieldError("objective", name, "is not known", f"use {', '.join(OBJECTIVES)}")
+        if name not in WEIGHED:
+            raise FieldError("objective", name, "is not known", f"use {', '.join(WEIGHED)}")
     for name, weight in b.weights.items():
         if weight < 0:
             raise FieldError("objective", f"{name}={weight}", "must not be below 0")
     if b.weights and not any(b.weights.values()):
         raise FieldError("objective", None, "weighs nothing", "give a weight above 0")
+    money = b.cost_per_million is not None or "cost_per_million" in (*b.weights, *b.lexicographic)
+    if money and b.price is None:
+        raise FieldError("cost_per_million", b.cost_per_million, "needs the price of a chip-hour",
+                         "add --price")  # fmt: skip
 
 
 def _check_axes(b: Budget) -> None:

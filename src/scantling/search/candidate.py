@@ -9,15 +9,14 @@ from typing import Any
 from msgspec import Struct
 
 from scantling.arith import round_up
-from scantling.costs.cache import kv_cache
-from scantling.costs.count import Parameters, parameters
-from scantling.costs.estimate import DAY_S, Estimate, decode_time, training_time
-from scantling.costs.features import features
+from scantling.costs.count import Parameters
+from scantling.costs.estimate import DAY_S, Estimate
 from scantling.formats import hf
-from scantling.laws import Features, bounds, head_width_half, law, prior_terms
+from scantling.laws import Features, bounds, head_width_half, law
 from scantling.laws.hyperparameters import hyperparameters
 from scantling.quantity import Quantity
 from scantling.search.budget import Budget
+from scantling.search.objectives import Costs
 from scantling.search.space import limits
 from scantling.spec import Spec, dimensions, dtype_bytes
 from scantling.units import bytes_text, count_text
@@ -52,6 +51,11 @@ class Candidate(Struct, frozen=True, kw_only=True):
         """How many times the size lies beyond what the law was fitted to."""
         return float(law(self.budget.law).extrapolation(self.features))
 
+    @property
+    def costs(self) -> Costs:
+        """What else it costs, each worked out when asked for."""
+        return Costs(self.spec, self.budget, self.counted)
+
     def dims(self) -> dict[str, int]:
         """The dimensions that exist in this model."""
         found = dimensions(self.spec)
@@ -82,20 +86,12 @@ def candidate(spec: Spec, b: Budget, name: str = "") -> Candidate:
         >>> c.counted.total, c.shape()["D/L"]
         (8030261248, 128.0)
     """
-    counted = parameters(spec)
-    f = features(spec, float(b.tokens), counted)
-    one = law(b.law)
-    raw = one.loss(f)
-    terms = prior_terms(f, raw, one.reference_ratio)
-    chip = b.hardware
+    costs = Costs(spec, b)
     return Candidate(
-        name=name or shape_name(spec), spec=spec, budget=b, counted=counted, features=f,
-        loss=float(raw + terms.expected), loss_upper=float(raw + terms.upper),
-        train=training_time(spec, b.tokens, chip, b.n_gpu, b.train_context, b.dtype),
-        decode=decode_time(spec, chip, b.serve_batch, b.serve_context, b.dtype, b.kv_dtype, b.tp),
-        kv_bytes_per_token=_whole(
-            kv_cache(spec, context=b.serve_context, kv_dtype=b.kv_dtype).bytes_per_token
-        ),
+        name=name or shape_name(spec), spec=spec, budget=b, counted=costs.counted,
+        features=costs.features, loss=float(costs.expected_loss), loss_upper=float(costs.loss),
+        train=costs.training, decode=costs.decode,
+        kv_bytes_per_token=_whole(costs.kv_bytes_per_token),
     )  # fmt: skip
 
 

@@ -87,10 +87,13 @@ class Space(Struct, frozen=True):
         """Depths of each attention row."""
         return (self.deepest - self.shallowest) // self.depth_step + 1
 
-    def chunks(self, size: int = CHUNK) -> Iterator[tuple[int, Spec]]:
+    def chunks(
+        self, size: int = CHUNK, first: int = 0, last: int | None = None
+    ) -> Iterator[tuple[int, Spec]]:
         """Column specs of at most ``size`` shapes, with the index of their structure.
 
-        The order of shapes does not depend on the size of chunks.
+        The order of shapes does not depend on the size of chunks. ``first`` and ``last`` bound a
+        part of the space: the places of shapes in that order, the last one left out.
         """
         import numpy as np
 
@@ -98,14 +101,17 @@ class Space(Struct, frozen=True):
         ends = np.cumsum(counts)
         starts = ends - counts
         total = int(ends[-1]) if len(ends) else 0
+        end = self.size if last is None else last
         for index, structure in enumerate(self.structures):
-            for start in range(0, total, size):
-                stop = min(start + size, total)
-                first, last = np.searchsorted(ends, [start, stop - 1], side="right")
-                held = np.minimum(ends[first : last + 1], stop) - np.maximum(
-                    starts[first : last + 1], start
+            before = index * total
+            part = range(max(first - before, 0), min(end - before, total), size)
+            for start in part:
+                stop = min(start + size, part.stop)
+                low, high = np.searchsorted(ends, [start, stop - 1], side="right")
+                held = np.minimum(ends[low : high + 1], stop) - np.maximum(
+                    starts[low : high + 1], start
                 )
-                row = np.repeat(np.arange(first, last + 1), held)
+                row = np.repeat(np.arange(low, high + 1), held)
                 nth = np.arange(start, stop) - starts[row]
                 depth = self.shallowest[row] + self.depth_step * nth
                 yield index, vary(
