@@ -14,8 +14,10 @@ from scantling.search import (
     difference,
     explain_all,
     infeasible,
+    plan_text,
+    planned,
 )
-from scantling.search.candidate import findings
+from scantling.search.candidate import findings, served_text
 from scantling.search.space import limits
 from scantling.units import bytes_text, count_text, flops_text, seconds_text
 
@@ -77,7 +79,7 @@ def print_front(out: Console, front: Front, rows: int = 12) -> None:
         out.print(f"[dim]assumed {text}[/dim]")
     show_table(out, _front_table(front, rows))
     out.print(
-        f"[dim]days on {b.n_gpu} × {b.chip}; ms/token on {b.tp} × {b.chip}, batch {b.serve_batch}, "
+        f"[dim]days on {b.n_gpu} × {b.chip}; ms/token on {served_text(b)}, batch {b.serve_batch}, "
         f"context {b.serve_context:,}; Δ loss against ▶ at equal {_alike(front)}[/dim]"
     )
     c = front.chosen
@@ -88,6 +90,8 @@ def print_front(out: Console, front: Front, rows: int = 12) -> None:
     out.print(f"[bold]▶ {c.name}[/bold] is {how}.")
     ratios = ", ".join(f"{k} {v:.3g}" for k, v in c.shape().items())
     out.print(f"  {c.counted.total:,} parameters, body {c.counted.body:,}; {ratios}")
+    plan = planned(c.spec, b, float(c.features.tokens))
+    out.print(f"  training {plan_text(plan)}")
     for field, lines in explain_all(c).items():
         value = c.spec.tied if field == "tied" else c.dims()[field]
         out.print(f"  [bold]{field} {value}[/bold]: {escape(lines[0])}")

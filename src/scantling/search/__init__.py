@@ -28,6 +28,7 @@ from scantling.search.explain import explain, explain_all, set_by_all
 from scantling.search.infeasible import infeasible
 from scantling.search.space import Axis, Space, list_legal, space, unpriced
 from scantling.search.sweep import COLUMNS, Swept, sweep
+from scantling.search.trained import plan_json, plan_text, planned
 from scantling.spec import vary
 
 
@@ -211,7 +212,10 @@ def front_json(front: Front, *, reasons: bool = True) -> dict[str, Any]:
     rows = []
     for i, c in enumerate(front.candidates):
         row = to_json(c, reference)
-        row["why"] = explain_all(c) if reasons and i == front.choice else set_by_all(c)
+        chosen = i == front.choice
+        if reasons and chosen:
+            row["train"]["plan"] = plan_json(planned(c.spec, b, float(c.features.tokens)))
+        row["why"] = explain_all(c) if reasons and chosen else set_by_all(c)
         rows.append(row)
     return {
         **head, "feasible": True, "front": rows, "choice": front.choice,
@@ -224,5 +228,5 @@ def front_json(front: Front, *, reasons: bool = True) -> dict[str, Any]:
 __all__ = [
     "Budget", "Candidate", "Front", "Range", "binding_axes", "budget", "candidate", "design",
     "difference", "explain", "explain_all", "findings", "front_json", "infeasible", "list_legal",
-    "parameters",
+    "parameters", "plan_text", "planned",
 ]  # fmt: skip

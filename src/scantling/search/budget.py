@@ -8,7 +8,9 @@ from typing import Any
 
 from msgspec import Struct
 
+from scantling import catalog
 from scantling.arith import LARGEST
+from scantling.costs.count import parameters
 from scantling.errors import FieldError, UnknownNameError, nearest
 from scantling.hardware import Chip, chip
 from scantling.laws import law
@@ -186,6 +188,15 @@ def budget(*, params: float | str | None = None, tokens: float | str | None = No
     one = chip(given.get("chip", "h100-sxm"))
     n_gpu, dtype = given.get("n_gpu", 8), given.get("dtype", "bf16")
     days = given.get("days") or (given.get("gpu_hours") or 0) / (24 * max(n_gpu, 1)) or None
+    if given.get("beat") is not None:
+        rival = catalog.load(given["beat"])
+        if given.setdefault("vocab_size", rival.spec.vocab_size) != rival.spec.vocab_size:
+            raise FieldError("beat", rival.name, f"has a vocabulary of {rival.spec.vocab_size:,}: "
+                             "nats of two vocabularies cannot be compared",
+                             f"give --vocab {rival.spec.vocab_size}")  # fmt: skip
+        if size is None and work is None and days is None:
+            size = int(parameters(rival.spec).total)
+            assumed.append(f"params: {size / 1e9:.3g} B, as {rival.name}")
     if size is None and work is None and days is not None:
         work = flops_of(days, one, n_gpu, dtype)
         assumed.append(f"flops: {work:.3g}, what {days:.3g} days on {n_gpu} × {one.key} give")

@@ -6,6 +6,7 @@ import functools
 import math
 from typing import Any
 
+import msgspec
 from msgspec import Struct
 
 from scantling.arith import round_up
@@ -16,9 +17,9 @@ from scantling.laws import Features, bounds, head_width_half, law
 from scantling.laws.hyperparameters import hyperparameters
 from scantling.quantity import Quantity
 from scantling.search.budget import Budget
-from scantling.search.objectives import Costs
+from scantling.search.objectives import Costs, serving, training_plans
 from scantling.search.space import limits
-from scantling.spec import Spec, dimensions, dtype_bytes
+from scantling.spec import Spec, dimensions
 from scantling.units import bytes_text, count_text
 
 DIMENSIONS = ("n_layer", "d_model", "n_head", "n_kv_head", "d_head", "d_ff", "vocab_size")
@@ -110,12 +111,13 @@ def shape_name(spec: Spec) -> str:
 
 
 def difference(a: Candidate, reference: Candidate) -> Quantity:
-    """The loss of one shape minus another's at equal tokens, with its interval.
+    """The loss of one shape minus another's, with its interval: at equal tokens, or as budgeted.
 
     The law's own interval is for unrelated shapes; the closer two shapes are, the more of its
     error they share. ``approx_shared``: the half-width falls in proportion to the distance of
     the shapes in ln width, ln depth and ln body, full from a distance of one on (assumed: the
-    law is smooth, nothing measures this). Prior terms and head widths add in quadrature.
+    law is smooth, nothing measures this). Prior terms and head widths add in quadrature, and at
+    equal wall-clock so does what the interval of the time is worth in tokens, likewise shared.
     """
     one = law(a.budget.law)
     found = one.difference(a.features, reference.features)
@@ -128,13 +130,24 @@ def difference(a: Candidate, reference: Candidate) -> Quantity:
     half = (float(found.high) - float(found.low)) / 2 * approx_shared
     prior = (a.loss_upper - a.loss) - (reference.loss_upper - reference.loss)
     heads = head_width_half() if fa.d_head != fb.d_head else 0.0
-    half = math.hypot(half, prior, heads)
+    timed = (_of_time(a) + _of_time(reference)) / 2 * approx_shared
+    half = math.hypot(half, prior, heads, timed)
     value = a.loss - reference.loss
     why = [f"law {one.name}: {one.title}", f"source {one.source}"]
     if max(a.extrapolation, reference.extrapolation) > 1:
         why.append(f"extrapolated ×{max(a.extrapolation, reference.extrapolation):.1f}")
     return Quantity(value=value, low=value - half, high=value + half, unit="nats/token",
                     kind="fitted", why=tuple(why))  # fmt: skip
+
+
+def _of_time(c: Candidate) -> float:
+    """By how much the interval of its time moves the loss of a shape at equal wall-clock."""
+    b, f = c.budget, c.features
+    if b.alike is None or b.equal != "wall-clock":
+        return 0.0
+    ends = (f.tokens * float(c.train.value_s / end) for end in (c.train.low_s, c.train.high_s))
+    more, fewer = (law(b.law).loss(msgspec.structs.replace(f, tokens=n)) for n in ends)
+    return abs(float(fewer - more)) / 2
 
 
 UNPRICED = {
@@ -194,16 +207,13 @@ def findings(c: Candidate) -> list[dict[str, str]]:
             add("LAW-OUTSIDE", "note", "loss",
                 f"{axis} {count_text(float(value))} lies ×{times:.3g} outside the law's range "
                 f"({count_text(low)} to {count_text(high)})")  # fmt: skip
-    chip, b = c.budget.hardware, c.budget
-    needed = float(c.counted.total) * dtype_bytes(b.dtype)
-    if needed > chip.usable_bytes * b.tp:
-        add(
-            "DOES-NOT-FIT",
-            "warning",
-            "decode",
-            f"the weights take {bytes_text(needed)}, {b.tp} × {chip.key} hold "
-            f"{bytes_text(chip.usable_bytes * b.tp)}: the time per token is a lower bound",
-        )
+    s, held = serving(c.budget), c.costs.serving_bytes
+    if held > s.room_bytes:
+        weights = bytes_text(float(c.costs.serving_memory.weights))
+        add("DOES-NOT-FIT", "warning", "decode",
+            f"serving takes up to {bytes_text(float(held))} of a chip ({weights} of weights), an "
+            f"engine may fill {bytes_text(s.room_bytes)} of {s.split.n_gpu} × {s.chip.key}: the "
+            f"time per token is a lower bound")  # fmt: skip
     return found + shape_findings(c.dims(), c.features)
 
 
@@ -273,9 +283,8 @@ def hf_config(spec: Spec) -> dict[str, Any] | None:
 
 def to_json(c: Candidate, reference: Candidate | None = None) -> dict[str, Any]:
     """A candidate by the contract of ``design --json``."""
-    import msgspec
-
     b, one, p = c.budget, law(c.budget.law), c.counted
+    served = serving(b)
     half = float(one.interval(c.features))
     loss = Quantity(
         value=c.loss, low=c.loss - half, high=c.loss + half + c.loss_upper - c.loss,
@@ -295,6 +304,7 @@ def to_json(c: Candidate, reference: Candidate | None = None) -> dict[str, Any]:
         "params": counted_json(p),
         "loss": loss,
         "train": {
+            "tokens": float(c.features.tokens),
             "days": days_quantity(c.train, b).to_json(),
             "gpu_hours": c.days * 24 * b.n_gpu,
             "workload": {"tokens": b.tokens, "context": b.train_context, "gpu": b.chip,
@@ -302,10 +312,15 @@ def to_json(c: Candidate, reference: Candidate | None = None) -> dict[str, Any]:
         },
         "serve": {
             "kv_bytes_per_token": c.kv_bytes_per_token,
-            "kv_bytes": c.kv_bytes_per_token * b.serve_context * b.serve_batch,
+            "kv_bytes": _whole(c.costs.kv_bytes),
             "tpot_seconds": decode_quantity(c.decode, b).to_json(),
-            "workload": {"context": b.serve_context, "batch": b.serve_batch, "gpu": b.chip,
-                         "gpus": b.tp, "dtype": b.dtype, "kv_dtype": b.kv_dtype},
+            "ttft_seconds": first_token_quantity(c.costs.first_token, b).to_json(),
+            "tokens_per_second": float(c.costs.tokens_per_s),
+            "cost_per_million": None if b.price is None else float(c.costs.cost_per_million),
+            "memory": memory_json(c),
+            "workload": {"context": b.serve_context, "batch": b.serve_batch,
+                         "gpu": served.chip.key, "gpus": served.split.n_gpu,
+                         "dtype": served.numbers.name, "kv_dtype": b.kv_dtype},
         },
         "alignment": {
             "power_of_two": {k: power_of_two(v) for k, v in c.dims().items()},
@@ -329,7 +344,7 @@ def days_quantity(train: Estimate, b: Budget) -> Quantity:
     why = (
         f"operators on {b.chip} × {b.n_gpu}, {b.dtype}: kernels × what a step takes over them",
         "90 %, by what each part was off by in public runs (constants/step.toml)",
-        "weights, gradients and states shared by all (FSDP), no memory limit",
+        plans_text(b),
     )
     return Quantity(
         value=float(train.value_s) / DAY_S,
@@ -341,11 +356,50 @@ def days_quantity(train: Estimate, b: Budget) -> Quantity:
     )
 
 
+def plans_text(b: Budget) -> str:
+    """The plain plan that training is timed with."""
+    plan = training_plans(b)[0]
+    split = f"TP {plan.tp}, PP {plan.pp}, EP {plan.ep}, optimizer states shared (ZeRO 1)"
+    if plan.zero == 3:
+        split = "weights, gradients and states shared by all (FSDP)"
+    if len(training_plans(b)) == 1:
+        return f"{split}, no memory limit"
+    return f"{split}; the fastest in the memory of a few micro-batches, recomputing if it must"
+
+
 def decode_quantity(decode: Estimate, b: Budget) -> Quantity:
     """Seconds per output token with their interval and reasons."""
     why = (
-        f"{b.tp} × {b.chip}, batch {b.serve_batch}, context {b.serve_context}, {b.dtype} weights",
-        "kernels × factor of public serving rows (constants/step.toml)",
+        f"{served_text(b)}, batch {b.serve_batch}, context {b.serve_context}",
+        "a decode step of serve, prefills of others left out (constants/serve.toml)",
     )
-    return Quantity(value=float(decode.value_s), low=float(decode.low_s),
-                    high=float(decode.high_s), unit="s", kind="fitted", why=why)  # fmt: skip
+    return _seconds(decode, why)
+
+
+def first_token_quantity(first: Estimate, b: Budget) -> Quantity:
+    """Seconds to the first token of a prompt as long as the serving context, alone."""
+    why = (f"{served_text(b)}, a prompt of {b.serve_context} tokens, no queue",
+           "a prefill of serve (constants/serve.toml)")  # fmt: skip
+    return _seconds(first, why)
+
+
+def _seconds(e: Estimate, why: tuple[str, ...]) -> Quantity:
+    return Quantity(value=float(e.value_s), low=float(e.low_s), high=float(e.high_s), unit="s",
+                    kind="fitted", why=why)  # fmt: skip
+
+
+def served_text(b: Budget) -> str:
+    """The chips that serve one copy, how it is split over them, and in what numbers."""
+    s = serving(b)
+    split = f" (TP {s.split.tp}, PP {s.split.pp})" if s.split.pp > 1 else ""
+    return f"{s.split.n_gpu} × {s.chip.key}{split}, {s.numbers.name} weights"
+
+
+def memory_json(c: Candidate) -> dict[str, Any]:
+    """What the fullest serving chip holds, and whether that surely fits."""
+    m, room = c.costs.serving_memory, serving(c.budget).room_bytes
+    return {
+        "total_bytes": {"value": float(m.total), "low": float(m.low), "high": float(m.high)},
+        "weights_bytes": float(m.weights), "cache_bytes": float(m.cache), "room_bytes": room,
+        "fits": bool(m.high <= room),
+    }  # fmt: skip

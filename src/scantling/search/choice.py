@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
@@ -62,32 +62,35 @@ def choose(
         at = int(pool[knee(values[pool], weights)])
     kept = np.unique([*thin(values, epsilons(values, named)), at])
     order = kept[np.lexsort((values[kept, 1], values[kept, 0]))]
-    found = values[order]
-    return Chosen(rows[order], found, int(np.flatnonzero(order == at)[0]),
-                  equal_groups(found, within, weights))  # fmt: skip
+    place = {int(row): i for i, row in enumerate(order)}
+    groups = (tuple(place[i] for i in group if i in place)
+              for group in equal_groups(values, within, weights))  # fmt: skip
+    return Chosen(rows[order], values[order], place[at], tuple(g for g in groups if g))
 
 
 def equal_groups(
     values: NDArray[np.float64], within: float, weights: tuple[float, ...]
 ) -> tuple[tuple[int, ...], ...]:
-    """Rows sorted by loss, cut where one is further from the first of its group than the noise.
+    """Rows in the order of loss, cut where one is further from the first of its group than noise.
 
     Within a group they are ranked by how near they come to the group's best in every objective.
 
     Example:
         >>> import numpy as np
-        >>> rows = np.array([[2.0, 9.0], [2.01, 1.0], [2.5, 0.5]])
+        >>> rows = np.array([[2.5, 0.5], [2.0, 9.0], [2.01, 1.0]])
         >>> equal_groups(rows, 0.02, (1.0, 1.0))
-        ((1, 0), (2,))
+        ((2, 1), (0,))
     """
     import numpy as np
 
+    order = np.argsort(values[:, 0], kind="stable")
+    losses = values[order, 0]
     found = []
     start = 0
-    while start < len(values):
-        stop = int(np.searchsorted(values[:, 0], values[start, 0] + within, side="right"))
-        stop = max(stop, start + 1)
-        order: Any = np.argsort(nearness(values[start:stop], weights), kind="stable")
-        found.append(tuple(int(i) for i in start + order))
-        start = stop
+    while start < len(order):
+        stop = int(np.searchsorted(losses, losses[start] + within, side="right"))
+        group = np.sort(order[start : max(stop, start + 1)])
+        ranks = np.argsort(nearness(values[group], weights), kind="stable")
+        found.append(tuple(group[ranks].tolist()))
+        start += len(group)
     return tuple(found)

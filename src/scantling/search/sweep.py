@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 KV_LIMIT = "KV bytes per token"
 """The one limit on a cost that is known before a shape is priced."""
-PART = 64
-"""Chunks of a part: a million shapes between two words of progress, some tenths of a second."""
+PART = 2**20
+"""Shapes of a part, what one job sweeps: about half a second between two words of progress."""
 COLUMNS = ("structure", "n_layer", "d_model", "d_head", "n_head", "n_kv_head", "d_ff", "total")
 
 
@@ -142,7 +142,7 @@ def sweep(
         engine: What runs the parts (``executor.run``).
         workers: Of the engine; all cores unless given.
     """
-    size = chunk * max(1, PART * CHUNK // chunk)
+    size = chunk * max(1, PART // chunk)
     parts = [(first, min(first + size, space.size)) for first in range(0, space.size, size)]
     whole = _nothing(b, empty(space.removed))
     shared = (space, b, chunk, limits(b))
