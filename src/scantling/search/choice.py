@@ -77,9 +77,9 @@ def equal_groups(
 
     Example:
         >>> import numpy as np
-        >>> rows = np.array([[2.5, 0.5], [2.0, 9.0], [2.01, 1.0]])
+        >>> rows = np.array([[2.5, 0.5], [2.0, 9.0], [2.001, 1.0], [2.01, 0.9]])
         >>> equal_groups(rows, 0.02, (1.0, 1.0))
-        ((2, 1), (0,))
+        ((2, 1, 3), (0,))
     """
     import numpy as np
 
