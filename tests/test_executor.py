@@ -17,7 +17,7 @@ NARROW = {
     "params": 20_000_000, "vocab_size": 8192, "multiple": 64,
     "bounded": {"d_model": Range(256, 640), "n_layer": Range(4, 24)},
 }  # fmt: skip
-"""Some ten thousand shapes: several parts at small chunks."""
+"""Some thousands of shapes: a dozen parts of 200."""
 
 
 def process(shared, job):
@@ -58,10 +58,13 @@ def test_cores_are_those_this_process_may_use():
     assert 1 <= cores() <= (os.cpu_count() or 1)
 
 
-def swept(engine, part, monkeypatch):
-    monkeypatch.setattr(sys.modules["scantling.search.sweep"], "PART", part)
+@pytest.fixture
+def swept(monkeypatch):
+    """A sweep of a dozen parts by an engine."""
+    monkeypatch.setattr(sys.modules["scantling.search.sweep"], "PART", 200)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
     b = budget(**NARROW)
-    return sweep(space(b), b, 500, engine=engine, workers=2)
+    return lambda engine: sweep(space(b), b, 70, engine=engine, workers=2)
 
 
 def same(one, other):
@@ -71,18 +74,26 @@ def same(one, other):
         assert getattr(one, name) == getattr(other, name), name
 
 
-def test_a_pool_sweeps_to_the_same_answer(monkeypatch):
-    whole = swept("here", 10**9, monkeypatch)
-    assert whole.evaluated > 5000
-    assert whole.feasible > 50
-    same(whole, swept("pool", 1000, monkeypatch))
-    same(whole, swept("here", 1000, monkeypatch))
+def test_a_pool_sweeps_to_the_same_answer(swept):
+    one = swept("here")
+    assert one.evaluated > 2000
+    assert one.feasible > 50
+    same(one, swept("pool"))
 
 
-def test_two_processes_of_ray_sweep_to_the_same_answer(monkeypatch):
+def test_two_processes_of_ray_sweep_to_the_same_answer(swept):
     pytest.importorskip("ray", reason="needs the extra ray")
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    same(swept("here", 10**9, monkeypatch), swept("ray", 1000, monkeypatch))
+    same(swept("here"), swept("ray"))
+
+
+def test_a_space_in_parts_has_the_front_of_the_whole(swept):
+    b = budget(**NARROW)
+    one = swept("here")
+    sys.modules["scantling.search.sweep"].PART = 10**9
+    whole = sweep(space(b), b)
+    assert np.array_equal(one.rows, whole.rows)
+    assert one.objectives == pytest.approx(whole.objectives, rel=1e-12)
+    assert (one.feasible, one.removed) == (whole.feasible, whole.removed)
 
 
 def test_an_interrupt_ends_a_sweep_with_what_it_has(monkeypatch):
@@ -93,12 +104,12 @@ def test_an_interrupt_ends_a_sweep_with_what_it_has(monkeypatch):
         if len(done) == 3:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(sys.modules["scantling.search.sweep"], "PART", 1000)
+    monkeypatch.setattr(sys.modules["scantling.search.sweep"], "PART", 200)
     b = budget(**NARROW)
-    whole = sweep(space(b), b, 500)
-    part = sweep(space(b), b, 500, progress=stop)
+    whole = sweep(space(b), b, 70)
+    part = sweep(space(b), b, 70, progress=stop)
     assert (part.stopped, whole.stopped) == (True, False)
-    assert part.evaluated == sum(done) == 3000
+    assert part.evaluated == sum(done) == 600
     assert 0 < part.feasible < whole.feasible
     assert part.considered == whole.considered
 

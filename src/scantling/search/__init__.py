@@ -27,9 +27,8 @@ from scantling.search.choice import Chosen, choose
 from scantling.search.explain import explain, explain_all, set_by_all
 from scantling.search.infeasible import infeasible
 from scantling.search.space import Axis, Space, list_legal, space, unpriced
-from scantling.search.sweep import COLUMNS, Swept, sweep
+from scantling.search.sweep import Swept, sweep
 from scantling.search.trained import plan_json, plan_text, planned
-from scantling.spec import vary
 
 
 class Front(Struct, frozen=True, kw_only=True):
@@ -108,12 +107,13 @@ def design(
 
     b = _given_alike(b, shapes, search)
     swept = search(b)
-    found, chosen, within = _chosen(swept, shapes, b)
+    found, within = _choice(swept, shapes, b)
+    rows = tuple(_candidate(row, shapes, b) for row in found.rows)
     return Front(
-        budget=b, swept=swept, candidates=found, choice=chosen.at, equal_within=within,
-        equal=tuple(sorted(chosen.groups[0])) if found else (), groups=chosen.groups,
+        budget=b, swept=swept, candidates=rows, choice=found.at, equal_within=within,
+        equal=tuple(sorted(found.groups[0])) if rows else (), groups=found.groups,
         baselines=tuple(_baselines(b, baselines)), axes=tuple(unpriced(b)),
-        closest=() if found else tuple(_candidate(n.row, shapes, b) for n in swept.nearest),
+        closest=() if rows else tuple(_candidate(n.row, shapes, b) for n in swept.nearest),
         seconds=time.perf_counter() - started,
     )  # fmt: skip
 
@@ -134,33 +134,47 @@ def _given_alike(b: Budget, shapes: Space, search: Callable[[Budget], Swept]) ->
     swept = search(plain)
     if swept.stopped:
         raise KeyboardInterrupt
-    found, chosen, _ = _chosen(swept, shapes, plain)
-    if not found:
+    if not len(swept.rows):
         return plain
-    c = found[chosen.at]
+    found = _choice(swept, shapes, plain)[0]
+    c = _candidate(found.rows[found.at], shapes, plain)
     if b.equal == "wall-clock":
         return replace(b, alike=float(c.train.value_s))
     one = flops(c.spec, 1, b.train_context)
     return replace(b, alike=float(one.train / one.tokens * b.tokens))
 
 
-def _chosen(swept: Swept, shapes: Space, b: Budget) -> tuple[tuple[Candidate, ...], Chosen, float]:
-    """The shapes worth reading, the choice among them, and the error of the law."""
+def _choice(swept: Swept, shapes: Space, b: Budget) -> tuple[Chosen, float]:
+    """The shapes worth reading and the choice among them, and the error of the law."""
     if not len(swept.rows):
-        return (), Chosen(swept.rows, swept.objectives, 0, ()), 0.0
+        return Chosen(swept.rows, swept.objectives, 0, ()), 0.0
     best = _candidate(swept.rows[int(swept.objectives[:, 0].argmin())], shapes, b)
     gap = law(b.law).difference(best.features, best.features)
     within = (float(gap.high) - float(gap.low)) / 2
-    chosen = choose(swept.rows, swept.objectives, b, within)
-    return tuple(_candidate(row, shapes, b) for row in chosen.rows), chosen, within
+    return choose(swept.rows, swept.objectives, b, within), within
+
+
+def chosen(b: Budget) -> Candidate | None:
+    """The choice of ``design`` alone, without the rest of its front; ``None`` where none fits.
+
+    Example:
+        >>> b = budget(params=125_000_000, vocab_size=50304, n_gpu=8)
+        >>> chosen(b) == design(b, baselines=()).chosen
+        True
+    """
+    shapes = space(b)
+    b = _given_alike(b, shapes, lambda one: sweep(shapes, one))
+    swept = sweep(shapes, b)
+    if not len(swept.rows):
+        return None
+    found = _choice(swept, shapes, b)[0]
+    return _candidate(found.rows[found.at], shapes, b)
 
 
 def _candidate(row: Any, shapes: Space, b: Budget) -> Candidate:
     """A shape of the front, counted again exactly through the operators."""
-    named = {name: int(v) for name, v in zip(COLUMNS, row, strict=True)}
-    structure = shapes.structures[named.pop("structure")]
-    one = candidate(vary(structure, **{k: named[k] for k in COLUMNS[1:-1]}), b)
-    assert one.counted.total == named["total"], "the sweep and the operators must agree"
+    one = candidate(shapes.spec(row), b)
+    assert one.counted.total == int(row[-1]), "the sweep and the operators must agree"
     return one
 
 
@@ -226,7 +240,7 @@ def front_json(front: Front, *, reasons: bool = True) -> dict[str, Any]:
 
 
 __all__ = [
-    "Budget", "Candidate", "Front", "Range", "binding_axes", "budget", "candidate", "design",
-    "difference", "explain", "explain_all", "findings", "front_json", "infeasible", "list_legal",
-    "parameters", "plan_text", "planned",
+    "Budget", "Candidate", "Front", "Range", "binding_axes", "budget", "candidate", "chosen",
+    "design", "difference", "explain", "explain_all", "findings", "front_json", "infeasible",
+    "list_legal", "parameters", "plan_text", "planned",
 ]  # fmt: skip

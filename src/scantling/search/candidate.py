@@ -13,11 +13,18 @@ from scantling.arith import round_up
 from scantling.costs.count import Parameters
 from scantling.costs.estimate import DAY_S, Estimate
 from scantling.formats import hf
-from scantling.laws import Features, bounds, head_width_half, law
+from scantling.laws import (
+    Features,
+    bounds,
+    difference_terms,
+    law,
+    total,
+    unseen,
+)
 from scantling.laws.hyperparameters import hyperparameters
 from scantling.quantity import Quantity
 from scantling.search.budget import Budget
-from scantling.search.objectives import Costs, serving, training_plans
+from scantling.search.objectives import Costs, form_of, serving, training_plans
 from scantling.search.space import limits
 from scantling.spec import Spec, dimensions
 from scantling.units import bytes_text, count_text
@@ -116,27 +123,33 @@ def difference(a: Candidate, reference: Candidate) -> Quantity:
     The law's own interval is for unrelated shapes; the closer two shapes are, the more of its
     error they share. ``approx_shared``: the half-width falls in proportion to the distance of
     the shapes in ln width, ln depth and ln body, full from a distance of one on (assumed: the
-    law is smooth, nothing measures this). Prior terms and head widths add in quadrature, and at
-    equal wall-clock so does what the interval of the time is worth in tokens, likewise shared.
+    law is smooth, nothing measures this). To it come the axes that no law prices, each for what
+    the two do not share (``laws.difference_terms``); half-widths add in quadrature. At equal
+    wall-clock what the interval of the time is worth in tokens adds too, and is likewise shared.
     """
     one = law(a.budget.law)
-    found = one.difference(a.features, reference.features)
     fa, fb = a.features, reference.features
+    found = one.difference(fa, fb)
     apart = math.hypot(
         math.log(float(fa.width / fb.width)), math.log(float(fa.depth / fb.depth)),
         math.log(float(fa.body / fb.body)),
     )  # fmt: skip
     approx_shared = min(1.0, apart)
     half = (float(found.high) - float(found.low)) / 2 * approx_shared
-    prior = (a.loss_upper - a.loss) - (reference.loss_upper - reference.loss)
-    heads = head_width_half() if fa.d_head != fb.d_head else 0.0
-    timed = (_of_time(a) + _of_time(reference)) / 2 * approx_shared
-    half = math.hypot(half, prior, heads, timed)
-    value = a.loss - reference.loss
+    mean = (one.loss(fa) + one.loss(fb)) / 2
+    axes = difference_terms(fa, fb, mean, one.reference_ratio, form_of(one))
+    prior = total(axes)
+    value = float(found.value) + float(prior.centre)
+    half = math.hypot(half, (_of_time(a) + _of_time(reference)) / 2 * approx_shared)
+    below = math.hypot(half, float(prior.centre - prior.low))
+    above = math.hypot(half, float(prior.high - prior.centre))
     why = [f"law {one.name}: {one.title}", f"source {one.source}"]
     if max(a.extrapolation, reference.extrapolation) > 1:
         why.append(f"extrapolated ×{max(a.extrapolation, reference.extrapolation):.1f}")
-    return Quantity(value=value, low=value - half, high=value + half, unit="nats/token",
+    why += [f"{axis} {term.centre + 0.0:+.3f} [{term.low:+.3f}, {term.high:+.3f}]"
+            for axis, term in axes.items() if term.low != term.high]  # fmt: skip
+    why += [one.text for one in unseen(fa, fb).values()]
+    return Quantity(value=value, low=value - below, high=value + above, unit="nats/token",
                     kind="fitted", why=tuple(why))  # fmt: skip
 
 
@@ -218,7 +231,7 @@ def findings(c: Candidate) -> list[dict[str, str]]:
 
 
 def shape_findings(dims: dict[str, int], features: Features) -> list[dict[str, str]]:
-    """Alignment, and axes on or outside the bounds of their evidence."""
+    """Alignment, axes on or outside the bounds of their evidence, what loss does not see."""
     found: list[dict[str, str]] = []
 
     def add(code: str, level: str, field: str, message: str) -> None:
@@ -229,11 +242,8 @@ def shape_findings(dims: dict[str, int], features: Features) -> list[dict[str, s
         if size is not None and size % step:
             add("ALIGN", "warning", field,
                 f"{field} {size} is no multiple of {step}: tensor cores pad it")  # fmt: skip
-    for key, field in (("kv_group", "n_kv_head"), ("n_kv_head", "n_kv_head"),
-                       ("mlp_attention_ratio", "d_ff"), ("ffn_width_ratio", "d_ff"),
-                       ("attention_width_ratio", "n_head"), ("d_head", "d_head")):  # fmt: skip
-        value = axis_value(dims, features, key)
-        limit = bounds()[key]
+    for key, limit in bounds().items():
+        value, field = axis_value(dims, features, key), limit.field
         if value is None:
             continue
         where = f"{key} {value:.3g}"
@@ -248,6 +258,8 @@ def shape_findings(dims: dict[str, int], features: Features) -> list[dict[str, s
             add("ON-BOUND", "note", field,
                 f"{where} lies on the bound of its axis ({limits(limit.low, limit.high)}): "
                 f"{limit.reason}")  # fmt: skip
+    for one in unseen(features).values():
+        add("UNSEEN", "note", one.field, one.text)
     return found
 
 

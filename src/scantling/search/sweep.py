@@ -1,27 +1,28 @@
-"""The sweep: every shape of a space, evaluated in chunks by the costs' own code."""
+"""The sweep: every shape of a space, in chunks, through a cascade of ever dearer questions.
+
+Counts come first, by linear forms; only shapes that keep every cheap limit are walked operator by
+operator, for their loss, training time, time per token and memory.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from scantling.costs.cache import kv_cache
-from scantling.costs.count import Parameters, parameters, solve_width
-from scantling.costs.features import features
 from scantling.executor import run
-from scantling.laws import Features
 from scantling.laws.features import inside
-from scantling.ops import operators
+from scantling.search.axes import OF_EXPERTS, bounded_axes
+from scantling.search.axes import limits as words
 from scantling.search.budget import Budget
+from scantling.search.forms import Counted, Form, count, forms
 from scantling.search.front import fold
 from scantling.search.objectives import Costs, Limit, limits, names
-from scantling.search.space import CHUNK, TIE_ABOVE, Space, limit
-from scantling.search.space import limits as words
+from scantling.search.space import CHUNK, Space, limit
 from scantling.search.tally import Near, Tally, empty
-from scantling.spec import Spec, Workload, masks, vary
+from scantling.spec import vary
 
 if TYPE_CHECKING:
     import numpy as np
@@ -30,18 +31,9 @@ if TYPE_CHECKING:
 KV_LIMIT = "KV bytes per token"
 """The one limit on a cost that is known before a shape is priced."""
 PART = 2**20
-"""Shapes of a part, what one job sweeps: about half a second between two words of progress."""
-COLUMNS = ("structure", "n_layer", "d_model", "d_head", "n_head", "n_kv_head", "d_ff", "total")
-
-
-class Priced(Struct, frozen=True):
-    """A column of shapes with the counts that decide which of them are worth pricing."""
-
-    spec: Spec
-    counted: Parameters
-    forward_flops_per_token: Any
-    kv_bytes_per_token: Any
-    features: Features
+"""Shapes of a part, what one job sweeps; fixed, as batches are."""
+BATCH = 8192
+"""Shapes priced at once; fixed, so that results do not depend on the size of chunks."""
 
 
 class Swept(Struct, frozen=True):
@@ -49,11 +41,13 @@ class Swept(Struct, frozen=True):
 
     rows: NDArray[np.int64]
     objectives: NDArray[np.float64]
-    """One column for each of ``objectives.names``."""
+    """A column for each of ``objectives.names``."""
+    columns: tuple[str, ...]
+    """What the rows say; 0 where a structure has no such dimension."""
     considered: int
-    """Shapes of the space before the limits on heads."""
+    """Shapes of the space before the limits that its rows alone decide."""
     evaluated: int
-    """Shapes priced."""
+    """Shapes counted."""
     feasible: int
     tally: Tally
     stopped: bool = False
@@ -78,51 +72,55 @@ class Swept(Struct, frozen=True):
     @property
     def closest(self) -> list[dict[str, int]]:
         """Their dimensions."""
-        return [dict(zip(COLUMNS, one.row, strict=True)) for one in self.nearest]
+        return [dict(zip(self.columns, one.row, strict=True)) for one in self.nearest]
 
 
-def price(spec: Spec, b: Budget, multiple: int, width: int | None = None) -> Priced:
-    """Parameters, FLOPs and KV bytes of a column of shapes, the FFN width solved.
-
-    Args:
-        spec: A column spec whose ``d_ff`` is free.
-        b: The budget.
-        multiple: Alignment of the FFN width.
-        width: A fixed FFN width instead of a solved one.
-    """
-    spec = vary(spec, d_ff=solve_width(spec, b.params, multiple) if width is None else width)
-    ops = operators(spec, Workload("prefill", 1, 1))
-    counted = parameters(spec)
-    forward: Any = sum((op.flops() for op in ops if op.kind == "matmul"), start=0)
-    cache = kv_cache(spec, context=1, kv_dtype=b.kv_dtype, ops=ops).bytes_per_token
-    return Priced(spec, counted, forward, cache, features(spec, float(b.tokens), counted))
-
-
-def feasibility(p: Priced, b: Budget) -> dict[str, NDArray[np.bool_]]:
+def feasibility(c: Counted, b: Budget) -> dict[str, NDArray[np.bool_]]:
     """Per hard limit the mask of shapes that keep it, cheap limits only."""
     import numpy as np
 
-    share: Any = abs(p.counted.total / b.params - 1)
+    share: Any = abs(c.total / b.params - 1)
     found: dict[str, Any] = {f"params within ±{b.tolerance:.2%}": share <= b.tolerance}
-    found |= dict(masks(p.spec))
-    ratio = p.features.mlp_attention_ratio
-    assert ratio is not None
-    for name, value in (("mlp_attention_ratio", ratio),
-                        ("ffn_width_ratio", p.spec.d_ff / p.spec.d_model)):  # fmt: skip
+    if b.active is not None:
+        off: Any = abs(c.active / b.active - 1)
+        found[f"active within ±{b.active_tolerance:.2%}"] = off <= b.active_tolerance
+    for name in bounded_axes(b):
+        value = _ratio(c, name)
         axis = limit(b, name)
-        if axis.low is not None or axis.high is not None:
+        if value is not None and (axis.low is not None or axis.high is not None):
             found[f"{name} {words(axis.low, axis.high)}"] = inside(value, axis.low, axis.high)
-    if "d_ff" in b.bounded:
-        asked = b.bounded["d_ff"]
-        width: Any = p.spec.d_ff
-        found["d_ff as bounded"] = (width >= asked.low) & (width <= asked.high)
-    if b.tied is None:
-        table: Any = p.spec.d_model * p.spec.vocab_size
-        small = table <= TIE_ABOVE * b.params
-        found["tying rule"] = ~small if p.spec.tied else small
+    for name in c.family.solved:
+        if name in b.bounded:
+            asked = b.bounded[name]
+            column = c.family.dims(c.row, c.depth, c.width)[name]
+            found[f"{name} as bounded"] = (column >= asked.low) & (column <= asked.high)
     if b.kv_bytes_per_token is not None:
-        found[KV_LIMIT] = p.kv_bytes_per_token <= b.kv_bytes_per_token
+        found[KV_LIMIT] = c.kv <= b.kv_bytes_per_token
     return {name: np.broadcast_to(mask, len(share)) for name, mask in found.items()}
+
+
+def _ratio(c: Counted, name: str) -> Any:
+    """A bounded ratio that depends on the solved width; None where rows alone decide it."""
+    if name == "mlp_attention_ratio":
+        return c.mlp / c.attention
+    if name not in {"ffn_width_ratio", *OF_EXPERTS} or name == "active_share":
+        return None
+    width: Any = c.family.rows["d_model"][c.row]
+    if name == "active_width_ratio":
+        times = c.family.rows["top_k"][c.row] + c.family.solved.get("d_shared", 0)
+        return times * c.width / width
+    return c.width / width
+
+
+class Job(Struct, frozen=True):
+    """What every part of a sweep needs."""
+
+    space: Space
+    budget: Budget
+    forms: tuple[dict[str, Form], ...]
+    """Of each family."""
+    limits: tuple[Limit, ...]
+    chunk: int
 
 
 def sweep(
@@ -131,113 +129,130 @@ def sweep(
 ) -> Swept:  # fmt: skip
     """Evaluate a whole space and keep the non-dominated shapes.
 
-    Chunks keep memory bounded. The front is folded chunk by chunk and part by part, which gives
+    Chunks keep memory bounded. The front is folded batch by batch and part by part, which gives
     the same front for any chunk size and any engine. An interrupt ends the sweep with what it has.
 
     Args:
         space: The shapes.
         b: The budget.
-        chunk: Rows at once.
+        chunk: Shapes at once.
         progress: Called with the number of shapes done since the last call.
         engine: What runs the parts (``executor.run``).
         workers: Of the engine; all cores unless given.
     """
-    size = chunk * max(1, PART // chunk)
-    parts = [(first, min(first + size, space.size)) for first in range(0, space.size, size)]
-    whole = _nothing(b, empty(space.removed))
-    shared = (space, b, chunk, limits(b))
-    results = run(_part, parts, shared=shared, engine=engine, workers=workers)
+    n = space.size
+    parts = [(first, min(first + PART, n)) for first in range(0, n, PART)]
+    found = tuple(forms(f, b.kv_dtype) if len(f.counts) else {} for f in space.families)
+    job = Job(space, b, found, limits(b), chunk)
+    whole = _nothing(space, b, empty(space.removed))
     stopped = False
     try:
-        for part in results:
-            whole = _joined(whole, part)
+        for part in run(_part, parts, shared=job, engine=engine, workers=workers):
+            rows, values = fold(whole.rows, whole.objectives, part.rows, part.objectives)
+            whole.tally.merge(part.tally)
+            whole = replace(
+                whole, rows=rows, objectives=values, feasible=whole.feasible + part.feasible,
+                evaluated=whole.evaluated + part.evaluated,
+            )  # fmt: skip
             if progress is not None:
                 progress(part.evaluated)
     except KeyboardInterrupt:
         stopped = True
-    return replace(whole, considered=space.considered, stopped=stopped)
+    return replace(whole, stopped=stopped)
 
 
-def _nothing(b: Budget, tally: Tally) -> Swept:
+def _nothing(space: Space, b: Budget, tally: Tally) -> Swept:
     """A sweep of no shapes."""
     import numpy as np
 
-    rows = np.empty((0, len(COLUMNS)), dtype=np.int64)
-    return Swept(rows, np.empty((0, len(names(b)))), 0, 0, 0, tally)
+    rows = np.empty((0, len(space.columns)), dtype=np.int64)
+    values = np.empty((0, len(names(b))))
+    return Swept(rows, values, space.columns, space.considered, 0, 0, tally)
 
 
-def _joined(one: Swept, later: Swept) -> Swept:
-    """Two neighbouring parts of a space as one; the first one's counts are added to."""
-    rows, values = fold(one.rows, one.objectives, later.rows, later.objectives)
-    one.tally.merge(later.tally)
-    return Swept(rows, values, 0, one.evaluated + later.evaluated, one.feasible + later.feasible,
-                 one.tally)  # fmt: skip
-
-
-def _part(shared: tuple[Space, Budget, int, tuple[Limit, ...]], part: tuple[int, int]) -> Swept:
+def _part(job: Job, part: tuple[int, int]) -> Swept:
     """Evaluate the shapes of a space from one place to another."""
+    tally = empty({})
+    whole = _nothing(job.space, job.budget, tally)
+    for batch in _batches(_kept(job, part, tally)):
+        whole = _with_survivors(whole, job, *batch)
+    return replace(whole, evaluated=part[1] - part[0])
+
+
+def _kept(job: Job, part: tuple[int, int], tally: Tally) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The shapes that keep every cheap limit, family by family and in order."""
     import numpy as np
 
-    space, b, chunk, asked = shared
-    tally = empty({})
-    whole = _nothing(b, tally)
-    evaluated = 0
-    for index, columns in space.chunks(chunk, *part):
-        priced = price(columns, b, space.multiple, space.fixed_width)
-        masks_ = feasibility(priced, b)
-        for name, mask in masks_.items():
+    b = job.budget
+    for some in job.space.chunks(job.chunk, *part):
+        family = job.space.families[some.index]
+        counted = count(family, job.forms[some.index], some.index, some.row, some.depth, b)
+        masks = feasibility(counted, b)
+        for name, mask in masks.items():
             tally.remove(name, mask)
-        keep = np.logical_and.reduce([m for name, m in masks_.items() if name != KV_LIMIT])
-        _note_size(tally, priced, masks_, index, b)
-        evaluated += keep.size
-        if keep.any():
-            whole = _with_survivors(whole, priced, keep, index, b, asked)
-    return replace(whole, evaluated=evaluated)
+        free = {name: mask for name, mask in masks.items() if name != KV_LIMIT}
+        keep = np.flatnonzero(np.logical_and.reduce(list(free.values())))
+        _note_size(tally, counted, free, job)
+        yield some.index, counted.dims(keep)
 
 
-def _with_survivors(
-    so_far: Swept, p: Priced, keep: NDArray[np.bool_], index: int, b: Budget,
-    asked: tuple[Limit, ...],
-) -> Swept:  # fmt: skip
+def _batches(parts: Iterator[tuple[int, dict[str, Any]]]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The same shapes in equal batches of one family, the last of each shorter."""
+    import numpy as np
+
+    held: dict[str, Any] = {}
+    index = -1
+    for at, dims in parts:
+        if at != index and held:
+            yield index, held
+            held = {}
+        index = at
+        held = {k: np.concatenate([held[k], v]) for k, v in dims.items()} if held else dims
+        while len(held["n_layer"]) >= BATCH:
+            yield index, {name: column[:BATCH] for name, column in held.items()}
+            held = {name: column[BATCH:] for name, column in held.items()}
+    if held:
+        yield index, held
+
+
+def _with_survivors(so_far: Swept, job: Job, index: int, dims: dict[str, Any]) -> Swept:
     """Price the shapes that are of the right size and kind, and drop those that cost too much."""
     import numpy as np
 
-    dims = {k: getattr(p.spec, k) for k in COLUMNS[1:-1]}
-    few = vary(p.spec, **{k: _take(v, keep) for k, v in dims.items()})
-    costs = Costs(few, b)
-    total: Any = costs.counted.total
-
-    columns = [np.full(len(total), index), *(getattr(few, k) for k in COLUMNS[1:-1])]
-    rows = np.stack([*np.broadcast_arrays(*columns), total], axis=1).astype(np.int64)
-    kept = so_far.tally.limit(costs, asked, lambda at: tuple(rows[at].tolist()), counted=KV_LIMIT)
+    n = len(dims["n_layer"])
+    if not n:
+        return so_far
+    costs = Costs(vary(job.space.families[index].spec, **dims), job.budget)
+    rows = _rows(job.space, index, dims, costs.counted.total)
+    kept = so_far.tally.limit(costs, job.limits, lambda at: tuple(rows[at].tolist()),
+                              counted=KV_LIMIT)  # fmt: skip
     values = np.stack(
-        [np.broadcast_to(np.asarray(v, dtype=float), len(kept)) for v in costs.values().values()],
-        axis=1,
+        [np.broadcast_to(np.asarray(v, dtype=float), n) for v in costs.values().values()], axis=1
     )
     rows, values = fold(so_far.rows, so_far.objectives, rows[kept], values[kept])
-    return replace(so_far, rows=rows, objectives=values, feasible=so_far.feasible + int(kept.sum()))
+    feasible = so_far.feasible + int(np.count_nonzero(kept))
+    return replace(so_far, rows=rows, objectives=values, feasible=feasible)
 
 
-def _take(column: Any, keep: NDArray[np.bool_]) -> Any:
-    return column[keep] if hasattr(column, "dtype") else column
+def _rows(space: Space, index: int, dims: dict[str, Any], total: Any) -> NDArray[np.int64]:
+    """Shapes of one family as rows of the columns of a space."""
+    import numpy as np
+
+    known = {**dims, "structure": index, "total": total}
+    columns = [np.broadcast_to(known.get(name, 0), len(total)) for name in space.columns]
+    return np.stack(columns, axis=1).astype(np.int64)
 
 
-def _row(spec: Spec, total: Any, index: int, at: int) -> tuple[int, ...]:
-    """One row of a column of shapes."""
-    dims = (getattr(spec, k) for k in COLUMNS[1:-1])
-    found = (int(v[at]) if hasattr(v, "dtype") else int(v) for v in dims)
-    return index, *found, int(total[at])
-
-
-def _note_size(
-    tally: Tally, p: Priced, masks_: dict[str, NDArray[np.bool_]], index: int, b: Budget
-) -> None:
+def _note_size(tally: Tally, c: Counted, masks: dict[str, NDArray[np.bool_]], job: Job) -> None:
     """Remember the shapes nearest in size, for when nothing is feasible."""
     import numpy as np
 
-    free = {name: mask for name, mask in masks_.items() if name != KV_LIMIT}
-    broken = tally.alone(free)
-    size: Any = next(mask for name, mask in free.items() if name.startswith("params"))
-    total: Any = p.counted.total
-    tally.off_size(np.abs(total / b.params - 1), ~size & (broken == 1),
-                   lambda at: _row(p.spec, total, index, at))  # fmt: skip
+    broken = tally.alone(masks)
+    size = next(mask for name, mask in masks.items() if name.startswith("params"))
+
+    def row(at: int) -> tuple[int, ...]:
+        one = np.array([at])
+        return tuple(_rows(job.space, c.index, c.dims(one), c.total[one])[0].tolist())
+
+    distance = np.abs(c.total / job.budget.params - 1)
+    tally.off_size(distance, ~size & (broken == 1), row)
