@@ -15,10 +15,11 @@ from scantling.hardware import chip
 from scantling.laws import law
 from scantling.search import Range, budget, design, front_json, infeasible
 from scantling.search.choice import equal_groups
+from scantling.search.forms import count, forms
 from scantling.search.front import epsilons, non_dominated, thin
 from scantling.search.objectives import Costs, limits, names, serving, training_plans
 from scantling.search.space import space
-from scantling.search.sweep import KV_LIMIT, feasibility, price
+from scantling.search.sweep import KV_LIMIT, feasibility
 from scantling.spec import vary
 
 SMALL = {"params": 20_000_000, "vocab_size": 8192}
@@ -36,12 +37,13 @@ DIMS = ("n_layer", "d_model", "n_head", "n_kv_head", "d_head", "d_ff")
 def feasible(b):
     """All shapes of a budget of the right size and kind, one column a structure."""
     tried = space(b)
-    for _, many in tried.chunks(10**9):
-        p = price(many, b, tried.multiple)
-        keep = np.logical_and.reduce([m for n, m in feasibility(p, b).items() if n != KV_LIMIT])
-        if keep.any():
-            dims = {k: np.broadcast_to(getattr(p.spec, k), keep.shape)[keep] for k in DIMS}
-            yield vary(p.spec, **dims)
+    for part in tried.chunks(10**9):
+        family = tried.families[part.index]
+        counted = count(family, forms(family, b.kv_dtype), part.index, part.row, part.depth, b)
+        masks = feasibility(counted, b)
+        keep = np.flatnonzero(np.logical_and.reduce([masks[n] for n in masks if n != KV_LIMIT]))
+        if len(keep):
+            yield vary(family.spec, **counted.dims(keep))
 
 
 def one_of(column, at):
