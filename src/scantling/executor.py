@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Any, Literal, TypeVar
 
@@ -23,7 +23,7 @@ Result = TypeVar("Result")
 
 
 def run(
-    function: Callable[[Any, Job], Result], jobs: Sequence[Job], *, shared: Any = None,
+    function: Callable[[Any, Job], Result], jobs: Iterable[Job], *, shared: Any = None,
     engine: str = "here", workers: int | None = None,
 ) -> Iterator[Result]:  # fmt: skip
     """The results of a function for each job, in the order of the jobs, as they come.
@@ -33,7 +33,7 @@ def run(
     Args:
         function: From (shared, job) to a result. Other processes import it by name, so it is a
             function of a module, and a script that asks for them guards its main part.
-        jobs: What to do.
+        jobs: What to do; made as they are handed out.
         shared: What every job needs; it travels once to each worker.
         engine: ``here``, ``pool`` (processes of this machine) or ``ray`` (its cluster, or one that
             is started here; extra ``ray``).
@@ -54,7 +54,7 @@ def run(
         raise FieldError("workers", workers, "must be at least 1")
     if engine == "ray":
         return _on_ray(function, jobs, shared, workers)
-    if engine == "pool" and len(jobs) > 1:
+    if engine == "pool":
         return _on_pool(function, jobs, shared, workers)
     return (function(shared, job) for job in jobs)
 
@@ -88,12 +88,12 @@ def _do(job: Any) -> Any:
     return function(shared, job)
 
 
-def _on_pool(function: Any, jobs: Sequence[Any], shared: Any, workers: int | None) -> Iterator[Any]:
+def _on_pool(function: Any, jobs: Iterable[Any], shared: Any, workers: int | None) -> Iterator[Any]:
     """Processes that start afresh: a fork would copy locks that threads of this one hold."""
     from concurrent.futures import ProcessPoolExecutor
     from multiprocessing import get_context
 
-    n = min(workers or cores(), len(jobs))
+    n = workers or cores()
     pool = ProcessPoolExecutor(n, get_context("spawn"), _begin, (function, shared))
     try:
         yield from _in_order(lambda job: pool.submit(_do, job), lambda f: f.result(), jobs, n)
@@ -101,7 +101,7 @@ def _on_pool(function: Any, jobs: Sequence[Any], shared: Any, workers: int | Non
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _on_ray(function: Any, jobs: Sequence[Any], shared: Any, workers: int | None) -> Iterator[Any]:
+def _on_ray(function: Any, jobs: Iterable[Any], shared: Any, workers: int | None) -> Iterator[Any]:
     try:
         import ray
     except ImportError:
@@ -122,7 +122,7 @@ def _on_ray(function: Any, jobs: Sequence[Any], shared: Any, workers: int | None
 
 
 def _in_order(
-    start: Callable[[Any], Any], result: Callable[[Any], Any], jobs: Sequence[Any], workers: int
+    start: Callable[[Any], Any], result: Callable[[Any], Any], jobs: Iterable[Any], workers: int
 ) -> Iterator[Any]:
     """Hand out a few jobs ahead, and take results in order."""
     left = iter(jobs)

@@ -24,8 +24,6 @@ from scantling.units import parse_count
 
 SLOW_SHAPES = 3_000_000
 """A sweep of more shapes takes over two seconds and shows its progress."""
-MANY_SHAPES = 30_000_000
-"""A sweep of more shapes runs on all cores."""
 
 
 @click.command()
@@ -91,8 +89,8 @@ MANY_SHAPES = 30_000_000
     "reference, instead of at a ladder of them: equal tokens, FLOPs, wall-clock.",
 )
 @click.option("--no-depths", is_flag=True, help="Price no depths.")  # fmt: skip
-@click.option("--engine", help="Where the sweep runs: here, pool (all cores), ray (a cluster); "
-              "the pool above 30 million shapes.")  # fmt: skip
+@click.option("--engine", default="auto", help="Where the sweep runs: here, pool (all cores), "
+              "ray (a cluster); auto is the pool above 30 million shapes.")  # fmt: skip
 @click.option("--workers", type=COUNT, help="Processes of the engine; all cores by default.")
 @click.option("--list-legal", is_flag=True, help="List legal (D, H, h, K); needs --fix d_model=…")
 @as_json
@@ -113,8 +111,7 @@ def design(**given: Any) -> int:
         check_path(given["plot"])
     names = given["baseline"] or None
     with _progress(b) as progress:
-        engine = given["engine"] or _engine(b)
-        front = search.design(b, baselines=names, progress=progress, engine=engine,
+        front = search.design(b, baselines=names, progress=progress, engine=given["engine"],
                               workers=given["workers"])  # fmt: skip
     if front.swept.stopped:
         seen = f"{front.swept.evaluated:,} of {front.swept.considered:,} shapes"
@@ -154,13 +151,6 @@ def _status(front: Any) -> int:
     if front.swept.stopped:
         return 130
     return 0 if front.feasible else 1
-
-
-def _engine(b: Any) -> str:
-    """All cores where starting them is worth it."""
-    from scantling.search.space import space
-
-    return "pool" if space(b).size > MANY_SHAPES else "here"
 
 
 def _depths(given: dict[str, Any], front: Any) -> list[Any]:

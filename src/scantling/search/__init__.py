@@ -30,6 +30,9 @@ from scantling.search.space import Axis, Space, list_legal, space, unpriced
 from scantling.search.sweep import Swept, sweep
 from scantling.search.trained import plan_json, plan_text, planned
 
+MANY_SHAPES = 30_000_000
+"""Above this a sweep takes some ten seconds on one core, and ``auto`` takes all of them."""
+
 
 class Front(Struct, frozen=True, kw_only=True):
     """The answer of ``design``: the shapes worth having, and the choice among them."""
@@ -72,7 +75,8 @@ def design(
         b: A budget, or give its limits as keywords (see ``Budget``).
         baselines: Models to put beside the front; by default the three nearest known ones.
         progress: Called with (shapes done, shapes in all).
-        engine: Where the sweep runs: ``here``, ``pool`` or ``ray`` (``executor.run``).
+        engine: Where the sweep runs: ``here``, ``pool`` or ``ray`` (``executor.run``), or ``auto``:
+            a pool where there are so many shapes that it is worth starting.
         workers: Processes of the engine; all cores unless given.
         **limits: The fields of ``Budget``; params or flops is needed.
 
@@ -93,6 +97,8 @@ def design(
     started = time.perf_counter()
     b = budget(**limits) if b is None else b
     shapes = space(b)
+    if engine == "auto":
+        engine = "pool" if shapes.size > MANY_SHAPES else "here"
 
     def search(one: Budget) -> Swept:
         done = 0

@@ -93,30 +93,36 @@ class Space(Struct, frozen=True):
         family = self.families[named["structure"]]
         return vary(family.spec, **{name: named[name] for name in family.columns})
 
-    def chunks(self, size: int = CHUNK, first: int = 0, last: int | None = None) -> Iterator[Part]:
-        """All shapes, at most ``size`` at once; their order does not depend on that.
-
-        Args:
-            size: The most at once.
-            first: The place of the first shape in that order, to begin with.
-            last: The place before which to end.
-        """
+    def parts(self, size: int) -> Iterator[Space]:
+        """The space in neighbouring pieces of one family each and of at most so many shapes."""
         import numpy as np
 
-        end, before = self.size if last is None else last, 0
+        none = tuple(family.some(0, 0) for family in self.families)
+        for index, family in enumerate(self.families):
+            ends = np.cumsum(family.counts)
+            total = int(ends[-1]) if len(ends) else 0
+            for start in range(0, total, size):
+                stop = min(start + size, total)
+                low, high = (int(n) for n in np.searchsorted(ends, [start, stop - 1], side="right"))
+                skipped = start - int(ends[low] - family.counts[low])
+                piece = family.some(low, high + 1, skipped, int(ends[high]) - stop)
+                yield Space((*none[:index], piece, *none[index + 1 :]), self.depths)
+
+    def chunks(self, size: int = CHUNK) -> Iterator[Part]:
+        """All shapes, at most ``size`` at once; their order does not depend on that."""
+        import numpy as np
+
         for index, family in enumerate(self.families):
             ends = np.cumsum(family.counts)
             starts = ends - family.counts
             total = int(ends[-1]) if len(ends) else 0
-            own = range(max(first - before, 0), min(end - before, total), size)
-            before += total
-            for start in own:
-                stop = min(start + size, own.stop)
-                low, high = np.searchsorted(ends, [start, stop - 1], side="right")
-                held = np.minimum(ends[low : high + 1], stop) - np.maximum(
-                    starts[low : high + 1], start
+            for start in range(0, total, size):
+                stop = min(start + size, total)
+                first, last = np.searchsorted(ends, [start, stop - 1], side="right")
+                held = np.minimum(ends[first : last + 1], stop) - np.maximum(
+                    starts[first : last + 1], start
                 )
-                row = np.repeat(np.arange(low, high + 1), held)
+                row = np.repeat(np.arange(first, last + 1), held)
                 nth = np.arange(start, stop) - starts[row]
                 yield Part(index, row, self.depths[family.first[row] + nth])
 

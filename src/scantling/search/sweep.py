@@ -17,7 +17,7 @@ from scantling.laws.features import inside
 from scantling.search.axes import OF_EXPERTS, bounded_axes
 from scantling.search.axes import limits as words
 from scantling.search.budget import Budget
-from scantling.search.forms import Counted, Form, count, forms
+from scantling.search.forms import Counted, count, forms
 from scantling.search.front import fold
 from scantling.search.objectives import Costs, Limit, limits, names
 from scantling.search.space import CHUNK, Space, limit
@@ -112,17 +112,6 @@ def _ratio(c: Counted, name: str) -> Any:
     return c.width / width
 
 
-class Job(Struct, frozen=True):
-    """What every part of a sweep needs."""
-
-    space: Space
-    budget: Budget
-    forms: tuple[dict[str, Form], ...]
-    """Of each family."""
-    limits: tuple[Limit, ...]
-    chunk: int
-
-
 def sweep(
     space: Space, b: Budget, chunk: int = CHUNK, progress: Callable[[int], None] | None = None,
     *, engine: str = "here", workers: int | None = None,
@@ -140,14 +129,12 @@ def sweep(
         engine: What runs the parts (``executor.run``).
         workers: Of the engine; all cores unless given.
     """
-    n = space.size
-    parts = [(first, min(first + PART, n)) for first in range(0, n, PART)]
-    found = tuple(forms(f, b.kv_dtype) if len(f.counts) else {} for f in space.families)
-    job = Job(space, b, found, limits(b), chunk)
     whole = _nothing(space, b, empty(space.removed))
     stopped = False
+    engine = engine if space.size > PART else "here"
+    shared = (b, limits(b), chunk)
     try:
-        for part in run(_part, parts, shared=job, engine=engine, workers=workers):
+        for part in run(_part, space.parts(PART), shared=shared, engine=engine, workers=workers):
             rows, values = fold(whole.rows, whole.objectives, part.rows, part.objectives)
             whole.tally.merge(part.tally)
             whole = replace(
@@ -170,29 +157,32 @@ def _nothing(space: Space, b: Budget, tally: Tally) -> Swept:
     return Swept(rows, values, space.columns, space.considered, 0, 0, tally)
 
 
-def _part(job: Job, part: tuple[int, int]) -> Swept:
-    """Evaluate the shapes of a space from one place to another."""
+def _part(shared: tuple[Budget, tuple[Limit, ...], int], part: Space) -> Swept:
+    """Evaluate a piece of a space."""
+    b, asked, chunk = shared
     tally = empty({})
-    whole = _nothing(job.space, job.budget, tally)
-    for batch in _batches(_kept(job, part, tally)):
-        whole = _with_survivors(whole, job, *batch)
-    return replace(whole, evaluated=part[1] - part[0])
+    whole = _nothing(part, b, tally)
+    for batch in _batches(_kept(part, b, chunk, tally)):
+        whole = _with_survivors(whole, part, b, asked, *batch)
+    return replace(whole, evaluated=part.size)
 
 
-def _kept(job: Job, part: tuple[int, int], tally: Tally) -> Iterator[tuple[int, dict[str, Any]]]:
+def _kept(
+    space: Space, b: Budget, chunk: int, tally: Tally
+) -> Iterator[tuple[int, dict[str, Any]]]:
     """The shapes that keep every cheap limit, family by family and in order."""
     import numpy as np
 
-    b = job.budget
-    for some in job.space.chunks(job.chunk, *part):
-        family = job.space.families[some.index]
-        counted = count(family, job.forms[some.index], some.index, some.row, some.depth, b)
+    found = [forms(f, b.kv_dtype) if len(f.counts) else {} for f in space.families]
+    for some in space.chunks(chunk):
+        family = space.families[some.index]
+        counted = count(family, found[some.index], some.index, some.row, some.depth, b)
         masks = feasibility(counted, b)
         for name, mask in masks.items():
             tally.remove(name, mask)
         free = {name: mask for name, mask in masks.items() if name != KV_LIMIT}
         keep = np.flatnonzero(np.logical_and.reduce(list(free.values())))
-        _note_size(tally, counted, free, job)
+        _note_size(tally, counted, free, space, b)
         yield some.index, counted.dims(keep)
 
 
@@ -215,16 +205,19 @@ def _batches(parts: Iterator[tuple[int, dict[str, Any]]]) -> Iterator[tuple[int,
         yield index, held
 
 
-def _with_survivors(so_far: Swept, job: Job, index: int, dims: dict[str, Any]) -> Swept:
+def _with_survivors(
+    so_far: Swept, space: Space, b: Budget, asked: tuple[Limit, ...], index: int,
+    dims: dict[str, Any],
+) -> Swept:  # fmt: skip
     """Price the shapes that are of the right size and kind, and drop those that cost too much."""
     import numpy as np
 
     n = len(dims["n_layer"])
     if not n:
         return so_far
-    costs = Costs(vary(job.space.families[index].spec, **dims), job.budget)
-    rows = _rows(job.space, index, dims, costs.counted.total)
-    kept = so_far.tally.limit(costs, job.limits, lambda at: tuple(rows[at].tolist()),
+    costs = Costs(vary(space.families[index].spec, **dims), b)
+    rows = _rows(space, index, dims, costs.counted.total)
+    kept = so_far.tally.limit(costs, asked, lambda at: tuple(rows[at].tolist()),
                               counted=KV_LIMIT)  # fmt: skip
     values = np.stack(
         [np.broadcast_to(np.asarray(v, dtype=float), n) for v in costs.values().values()], axis=1
@@ -243,7 +236,9 @@ def _rows(space: Space, index: int, dims: dict[str, Any], total: Any) -> NDArray
     return np.stack(columns, axis=1).astype(np.int64)
 
 
-def _note_size(tally: Tally, c: Counted, masks: dict[str, NDArray[np.bool_]], job: Job) -> None:
+def _note_size(
+    tally: Tally, c: Counted, masks: dict[str, NDArray[np.bool_]], space: Space, b: Budget
+) -> None:
     """Remember the shapes nearest in size, for when nothing is feasible."""
     import numpy as np
 
@@ -252,7 +247,7 @@ def _note_size(tally: Tally, c: Counted, masks: dict[str, NDArray[np.bool_]], jo
 
     def row(at: int) -> tuple[int, ...]:
         one = np.array([at])
-        return tuple(_rows(job.space, c.index, c.dims(one), c.total[one])[0].tolist())
+        return tuple(_rows(space, c.index, c.dims(one), c.total[one])[0].tolist())
 
-    distance = np.abs(c.total / job.budget.params - 1)
+    distance = np.abs(c.total / b.params - 1)
     tally.off_size(distance, ~size & (broken == 1), row)
