@@ -160,9 +160,12 @@ def _depths(given: dict[str, Any], front: Any) -> list[Any]:
     if given["depths"] is not None:
         if given["no_depths"]:
             raise FieldError("--depths", given["depths"], "contradicts --no-depths")
-        return price_depths(
-            front.budget, [parse_count(n, "--depths") for n in given["depths"].split(",")]
-        )
+        asked = [parse_count(n, "--depths") for n in given["depths"].split(",")]
+        rows = price_depths(front.budget, asked)
+        lost = set(asked) - {row.candidate.spec.n_layer for row in rows}
+        for n in sorted(lost):
+            click.echo(f"note: no feasible shape of this size has {n} layers", err=True)
+        return rows
     if given["no_depths"] or not front.feasible:
         return []
     rows = price_depths(front.budget, ladder(front.budget), front.chosen)
