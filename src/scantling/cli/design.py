@@ -71,7 +71,8 @@ SLOW_SHAPES = 3_000_000
               "or list its values: d_head=64,128.")  # fmt: skip
 @click.option("--bound", multiple=True, metavar="FIELD=a:b", help="Bound an axis.")
 @click.option("--objective", metavar="NAME=W,…", help="Weigh loss, training_days, "
-              "kv_bytes_per_token, decode_s; or give an order: loss,decode_s.")  # fmt: skip
+              "kv_bytes_per_token, decode_s, ttft_s, memory_bytes, kv_bytes, cost_per_million, "
+              "tile_waste; or give an order: loss,decode_s.")  # fmt: skip
 @click.option("--multiple", type=COUNT, default=128, help="Alignment of widths.")
 @click.option("--dtype", default="bf16", help="Dtype of training and weights.")
 @click.option("--kv-dtype", default="bf16", help="Dtype of the KV cache.")

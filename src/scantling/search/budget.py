@@ -85,7 +85,8 @@ OBJECTIVES = ("loss", "training_days", "kv_bytes_per_token", "decode_s")
 EQUAL = ("tokens", "flops", "wall-clock")
 """What two shapes may be given alike."""
 
-WEIGHED = (*OBJECTIVES, "ttft_s", "memory_bytes", "kv_bytes", "cost_per_million")
+WEIGHED = (*OBJECTIVES, "ttft_s", "memory_bytes", "kv_bytes", "cost_per_million",
+            "tile_waste")  # fmt: skip
 """What a user may weigh beside."""
 
 

@@ -9,7 +9,6 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from scantling.arith import round_up
 from scantling.costs.count import Parameters
 from scantling.costs.estimate import DAY_S, Estimate
 from scantling.formats import hf
@@ -171,20 +170,6 @@ UNPRICED = {
 no law here sees experts, windows, ranks or learned positions."""
 
 
-def tile_waste(spec: Spec, tile: int = 128) -> float:
-    """Share of extra columns that GEMM tiles of a width compute for nothing, by weight.
-
-    Each product's n is rounded up to the tile; the excess is weighted by n k. An explanation of
-    alignment, not a time: measured waste is smaller (kernels choose among tiles).
-    """
-    from scantling.ops import operators
-
-    work = [(op.n, op.k, op.repeat) for op in operators(spec) if op.kind == "matmul"]
-    useful: Any = sum(n * k * r for n, k, r in work)
-    padded: Any = sum(round_up(int(n), tile) * round_up(int(k), 32) * r for n, k, r in work)
-    return float(padded / useful) - 1
-
-
 def power_of_two(value: int) -> int:
     """The largest power of two that divides a number.
 
@@ -319,6 +304,7 @@ def to_json(c: Candidate, reference: Candidate | None = None) -> dict[str, Any]:
             "tokens": float(c.features.tokens),
             "days": days_quantity(c.train, b).to_json(),
             "gpu_hours": c.days * 24 * b.n_gpu,
+            "cost": None if b.price is None else c.days * 24 * b.n_gpu * b.price,
             "workload": {"tokens": b.tokens, "context": b.train_context, "gpu": b.chip,
                          "gpus": b.n_gpu, "dtype": b.dtype},
         },
@@ -336,7 +322,7 @@ def to_json(c: Candidate, reference: Candidate | None = None) -> dict[str, Any]:
         },
         "alignment": {
             "power_of_two": {k: power_of_two(v) for k, v in c.dims().items()},
-            "tile_waste": round(tile_waste(c.spec), 5),
+            "tile_waste": round(float(c.costs.tile_waste), 5),
         },
         "hyperparameters": hyperparameters(float(c.features.body), float(b.tokens)),
         "findings": findings(c),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from scantling.executor import run
+from scantling.executor import check, run
 from scantling.laws.features import inside
 from scantling.search.axes import OF_EXPERTS, bounded_axes
 from scantling.search.axes import limits as words
@@ -131,6 +131,7 @@ def sweep(
     """
     whole = _nothing(space, b, empty(space.removed))
     stopped = False
+    check(engine, workers)
     engine = engine if space.size > PART else "here"
     shared = (b, limits(b), chunk)
     try:
