@@ -494,8 +494,10 @@ def test_an_opened_axis_has_bounds_of_its_own_quantity(field, low, high):
 def test_an_unpriced_axis_has_bounds_and_a_reason():
     front = design(**SMALL)
     rows = {row["axis"]: row for row in binding_axes(front)}
-    assert set(bounds()) <= set(rows)
-    for axis, limit in bounds().items():
+    searched = {axis: limit for axis, limit in bounds().items() if axis in rows}
+    assert set(searched) == {"kv_group", "n_kv_head", "ffn_width_ratio", "mlp_attention_ratio",
+                             "attention_width_ratio", "d_head"}  # fmt: skip
+    for axis, limit in searched.items():
         assert rows[axis]["bounds"] == [limit.low, limit.high]
         assert rows[axis]["why"] == limit.reason
         assert rows[axis]["value"] == pytest.approx(ratios_of(front.chosen)[axis])

@@ -104,6 +104,22 @@ def design(
     )  # fmt: skip
 
 
+def chosen(b: Budget) -> Candidate | None:
+    """The choice of ``design`` alone, without the rest of its front; ``None`` where none fits.
+
+    Example:
+        >>> b = budget(params=125_000_000, vocab_size=50304, n_gpu=8)
+        >>> chosen(b) == design(b, baselines=()).chosen
+        True
+    """
+    shapes = space(b)
+    swept = sweep(shapes, b)
+    if not len(swept.rows):
+        return None
+    rows, _, choice, _ = _choose(swept, shapes, b)
+    return _candidate(rows[choice], shapes, b)
+
+
 def _candidate(row: Any, shapes: Space, b: Budget) -> Candidate:
     """A shape of the front, counted again exactly through the operators."""
     one = candidate(shapes.spec(row), b)
@@ -220,7 +236,7 @@ def infeasible(front: Front) -> dict[str, Any]:
 
 
 __all__ = [
-    "Budget", "Candidate", "Front", "Range", "binding_axes", "budget", "candidate", "design",
-    "difference", "explain", "explain_all", "findings", "front_json", "infeasible", "list_legal",
-    "parameters",
+    "Budget", "Candidate", "Front", "Range", "binding_axes", "budget", "candidate", "chosen",
+    "design", "difference", "explain", "explain_all", "findings", "front_json", "infeasible",
+    "list_legal", "parameters",
 ]  # fmt: skip

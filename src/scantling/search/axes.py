@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct
 
 from scantling.arith import ceil_div, round_up
-from scantling.laws import bounds, law
+from scantling.laws import bounds, law, vocabulary
 from scantling.search.budget import LARGEST_DEPTH, Budget
 from scantling.search.peers import expert_range, peer_range
 
@@ -20,8 +20,7 @@ HEAD_WIDTHS = (64, 96, 128, 192, 256)
 """Head widths attention kernels are built for (flashattention2)."""
 ASPECT = (8, 320)
 """Width over depth the default law was fitted in."""
-TIE_ABOVE = 0.15
-"""Tie when the table is more than this share of all parameters (notes on tying, press2017)."""
+TIE_ABOVE = vocabulary.TIE_ABOVE
 ROUNDING = 1e-9
 """What floating point may miss of a whole number of heads or layers."""
 WIDEST = 2**16

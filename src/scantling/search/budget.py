@@ -9,6 +9,8 @@ from typing import Any
 from msgspec import Struct
 
 from scantling.arith import LARGEST
+from scantling.costs.quantize import scheme
+from scantling.costs.runtimes import runtime
 from scantling.errors import FieldError, nearest
 from scantling.hardware import Chip, chip
 from scantling.laws import law
@@ -371,6 +373,10 @@ def _check_kinds(b: Budget) -> None:
         )
     if not 0 < b.active_tolerance < 1:
         raise FieldError("active_tolerance", b.active_tolerance, "must lie between 0 and 1")
+    if b.runtime is not None:
+        runtime(b.runtime)
+    if b.quant is not None:
+        scheme(b.quant)
     if b.ep > 1 and not b.moe:
         raise FieldError("ep", b.ep, "needs experts", "give active, as in --active 3B")
 

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from msgspec import Struct
 
 from scantling.arith import round_up
+from scantling.costs.runtimes import runtime
+from scantling.hardware import chip
 from scantling.search.axes import (
     TIE_ABOVE,
     depths_of,
@@ -60,6 +62,9 @@ DELTA_HEAD = 128
 """Head width of the gated delta rule, as Qwen3-Next and Qwen3.5 have it."""
 HYBRID_RATIOS = (3, 7)
 """State layers to one of attention: 1 in 4 to 1 in 8."""
+
+HEAD_FIELDS = ("n_head", "d_head", "kv_rank", "d_nope", "d_rope", "d_value")
+"""What attention kernels look at."""
 
 
 class Family(Struct, frozen=True):
@@ -173,8 +178,23 @@ def _limits(b: Budget, spec: Spec, rows: dict[str, NDArray[np.int64]]) -> dict[s
     if b.tied is None:
         small = rows["d_model"] * spec.vocab_size <= TIE_ABOVE * (b.active or b.params)
         found["tying rule"] = ~small if spec.tied else small
+    if b.runtime is not None:
+        found[f"heads {b.runtime} runs on {b.serve_chip or b.chip}"] = _runs(b, spec, rows)
     for name in {*rows} & {*b.bounded} - {"n_kv_head", "n_head"}:
         found[f"{name} as bounded"] = keeps(b, name, rows[name])
+    return found
+
+
+def _runs(b: Budget, spec: Spec, rows: dict[str, NDArray[np.int64]]) -> NDArray[np.bool_]:
+    """The rows whose heads the runtime takes: asked once for each shape of heads."""
+    import numpy as np
+
+    one, place = runtime(b.runtime or ""), chip(b.serve_chip or b.chip)
+    names = [name for name in HEAD_FIELDS if name in rows]
+    table = np.stack([rows[name] for name in names], axis=1)
+    some, at = np.unique(table, axis=0, return_inverse=True)
+    taken = [one.runs(vary(spec, **dict(zip(names, row, strict=True))), place) for row in some]
+    found: NDArray[np.bool_] = np.array(taken, dtype=bool)[at.ravel()]
     return found
 
 

@@ -115,6 +115,38 @@ def usual_active(total: int) -> int:
     return int(total * share)
 
 
+def vocabulary_range(total: int, width: int) -> tuple[int, int, int]:
+    """The vocabularies of dense models of a size class since 2023, and how many shapes those are.
+
+    The middle half of them, and no larger than leaves the table the share of the parameters that
+    nine of ten keep to: V D <= share · N. The class reaches four times up and down.
+
+    Args:
+        total: Parameters.
+        width: ``d_model``.
+
+    Example:
+        >>> low, high, n = vocabulary_range(350_000_000, 1024)
+        >>> 45_000 < low < 55_000, 100_000 < high < 130_000
+        (True, True)
+    """
+    shapes = {
+        (parameters, vocab_size, int(dimensions(catalog.loaded(name).spec)["d_model"]))
+        for parameters, vocab_size, name in catalog.recent_dense()
+    }
+    reach = 4
+    while True:
+        some = [s for s in shapes if total / reach <= s[0] <= total * reach]
+        if len(some) >= 8 or reach > 10**6:
+            break
+        reach *= 2
+    sizes = sorted(float(v) for _, v, _ in some)
+    share = _quantile(sorted(v * w / n for n, v, w in some), 0.9)
+    low, high = _quantile(sizes, 0.25), _quantile(sizes, 0.75)
+    most = share * total / width
+    return int(min(low, most)), int(min(high, most)), len(some)
+
+
 def _quantile(values: list[float], share: float) -> float:
     """A quantile between the two nearest values."""
     place = share * (len(values) - 1)

@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from scantling.costs.cache import kv_cache
 from scantling.costs.count import Parameters, parameters
+from scantling.costs.deployment_mask import splits
 from scantling.costs.features import features
 from scantling.laws import Features, law
 from scantling.laws.features import inside
@@ -23,6 +24,7 @@ from scantling.search.front import fold
 from scantling.search.objectives import limited, objectives
 from scantling.search.space import CHUNK, Space, limit, limits
 from scantling.spec import Spec, vary
+from scantling.spec.plan import Plan
 
 if TYPE_CHECKING:
     import numpy as np
@@ -215,7 +217,9 @@ def _survivors(
         return np.empty((0, len(space.columns)), np.int64), np.empty((0, len(OBJECTIVES)))
     p = price(vary(space.families[index].spec, **dims), b)
     found = objectives(p.spec, p.features, p.loss, p.kv_bytes_per_token, b)
-    slow = np.zeros(n, dtype=bool)
+    slow = ~np.broadcast_to(_sharded(p.spec, b), n)
+    if b.quant is not None or b.tp > 1 or b.ep > 1:
+        tally.remove(f"whole parts at {_split_text(b)}", ~slow)
     for name, value, most in limited(found, b):
         tally.need(name, value)
         tally.remove(name, value <= most)
@@ -225,6 +229,21 @@ def _survivors(
     rows = np.stack(columns, axis=1).astype(np.int64)
     values = np.stack([np.asarray(found[k], dtype=float) for k in found], axis=1)
     return rows[~slow], values[~slow]
+
+
+def _sharded(spec: Spec, b: Budget) -> Any:
+    """Whether heads, widths, experts, groups and blocks stay whole on each rank."""
+    if b.quant is None and b.tp == 1 and b.ep == 1:
+        return True
+    experts = 1 if b.ep > 1 else None
+    plan = Plan(tp=b.tp, ep=b.ep, expert_tp=experts)
+    return splits(spec, "bf16" if b.quant is None else b.quant, plan)
+
+
+def _split_text(b: Budget) -> str:
+    named = (("tp", b.tp), ("ep", b.ep))
+    parts = [f"{name} {degree}" for name, degree in named if degree > 1]
+    return ", ".join([*parts, *([b.quant] if b.quant else [])])
 
 
 def _note_closest(tally: Tally, c: Counted, masks: dict[str, NDArray[np.bool_]], b: Budget) -> None:
