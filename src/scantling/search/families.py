@@ -24,6 +24,7 @@ from scantling.search.axes import (
     is_given,
     keeps,
     latent_rows,
+    passed,
     split,
     values,
     widths,
@@ -176,7 +177,7 @@ def _limits(b: Budget, spec: Spec, rows: dict[str, NDArray[np.int64]]) -> dict[s
     for name, mask in masks(vary(spec, **rows)):
         found[name] = np.broadcast_to(mask, len(rows["n_head"]))
     if b.tied is None:
-        small = rows["d_model"] * spec.vocab_size <= TIE_ABOVE * (b.active or b.params)
+        small = rows["d_model"] * spec.vocab_size <= TIE_ABOVE * passed(b)
         found["tying rule"] = ~small if spec.tied else small
     if b.runtime is not None:
         found[f"heads {b.runtime} runs on {b.serve_chip or b.chip}"] = _runs(b, spec, rows)
@@ -230,11 +231,13 @@ def _structures(b: Budget) -> Iterator[Structure]:
 def _sparse(b: Budget, mixer: Any) -> Iterator[Structure]:
     """Experts in every layer without a shared one, and behind dense layers with one.
 
-    These are the two structures runtimes know: Mixtral and Qwen3, DeepSeek and GLM-4.5.
+    These are the structures runtimes know: Mixtral and Qwen3, DeepSeek and GLM-4.5. Dense first
+    layers are one (Kimi K2, GLM-4.5-Air) or three (DeepSeek-V3, GLM-4.5).
     """
     for shared in values(b, "n_shared", (1,) if b.mixer == "mla" else (0, 1)):
         ffn = _experts(shared, groups=shared > 0)
-        for dense in values(b, "n_dense", (min(shared, 1),)):
+        usual = (0,) if not shared else (1, 3) if b.mixer == "mla" else (1,)
+        for dense in values(b, "n_dense", usual):
             if dense:
                 kinds = (_layer("dense", mixer, Dense(1)), _layer("moe", mixer, ffn))
                 yield kinds, (Run(("dense",), dense), Run(("moe",), 1)), shared

@@ -147,6 +147,6 @@ def list_legal(d_model: int, tp: int = 1, b: Budget | None = None) -> list[dict[
 
 
 __all__ = [
-    "ASPECT", "CHUNK", "HEAD_WIDTHS", "TIE_ABOVE", "Axis", "Part", "Space", "depth_step", "limit", "limits",
-    "list_legal", "space", "split", "unpriced",
+    "ASPECT", "CHUNK", "HEAD_WIDTHS", "TIE_ABOVE", "Axis", "Part", "Space", "depth_step", "limit",
+    "limits", "list_legal", "space", "split", "unpriced",
 ]  # fmt: skip
