@@ -77,7 +77,8 @@ def sparse_ratios() -> tuple[tuple[int, dict[str, float]], ...]:
 def expert_range(total: int, which: str, tail: float = 0.1) -> tuple[float, float, int]:
     """The range of a ratio among models with experts, and how many those are.
 
-    The class reaches four times up and down, further where it holds fewer than eight shapes.
+    The class reaches four times up and down, further where it holds fewer than sixteen shapes: many
+    of them are alike.
 
     Args:
         total: Parameters with all experts.
@@ -89,7 +90,7 @@ def expert_range(total: int, which: str, tail: float = 0.1) -> tuple[float, floa
 
     Example:
         >>> low, high, n = expert_range(30 * 10**9, "active_share")
-        >>> 0.01 < low < 1 / 16 < high < 0.3, n >= 8
+        >>> 0.01 < low < 1 / 16 < high < 0.3, n >= 16
         (True, True)
     """
     reach = 4
@@ -98,7 +99,7 @@ def expert_range(total: int, which: str, tail: float = 0.1) -> tuple[float, floa
             ratios[which] for size, ratios in sparse_ratios()
             if which in ratios and total / reach <= size <= total * reach
         )  # fmt: skip
-        if len(values) >= 8 or reach > 10**6:
+        if len(values) >= 16 or reach > 10**6:
             break
         reach *= 2
     return _quantile(values, tail), _quantile(values, 1 - tail), len(values)
