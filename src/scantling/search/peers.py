@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any
 
 from scantling import catalog
 from scantling.costs import count
-from scantling.spec import dimensions
+from scantling.spec import Spec, dimensions
 
 
 @functools.cache
@@ -48,8 +49,8 @@ def peer_range(total: int, which: str, tail: float = 0.05) -> tuple[float, float
 
 
 @functools.cache
-def sparse_ratios() -> tuple[tuple[int, dict[str, float]], ...]:
-    """Parameters and ratios of models with experts since 2023, each shape once."""
+def sparse() -> tuple[tuple[int, dict[str, float], str], ...]:
+    """Parameters, ratios and name of models with experts since 2023, each shape once."""
     found = {}
     for name, entry in catalog.named().items():
         if not entry.hub or entry.tuned_from is not None or entry.released < "2023":
@@ -70,7 +71,7 @@ def sparse_ratios() -> tuple[tuple[int, dict[str, float]], ...]:
         elif "d_nope" in d:
             ratios["attention_width_ratio"] = d["n_head"] * d["d_nope"] / width
             ratios["latent_width_ratio"] = ratios["attention_width_ratio"]
-        found[tuple(d.items())] = (entry.parameters, ratios)
+        found[tuple(d.items())] = (entry.parameters, ratios, name)
     return tuple(found.values())
 
 
@@ -96,7 +97,7 @@ def expert_range(total: int, which: str, tail: float = 0.1) -> tuple[float, floa
     reach = 4
     while True:
         values = sorted(
-            ratios[which] for size, ratios in sparse_ratios()
+            ratios[which] for size, ratios, _ in sparse()
             if which in ratios and total / reach <= size <= total * reach
         )  # fmt: skip
         if len(values) >= 16 or reach > 10**6:
@@ -114,6 +115,28 @@ def usual_active(total: int) -> int:
     """
     share, _, _ = expert_range(total, "active", tail=0.5)
     return int(total * share)
+
+
+def usual_total(active: int) -> int:
+    """All parameters of a model with experts whose active size is given: ``usual_active`` inverted.
+
+    Example:
+        >>> 20e9 < usual_total(3 * 10**9) < 60e9
+        True
+    """
+    grid = [int(active * 10 ** (step / 20)) for step in range(4, 41)]
+    return min(grid, key=lambda total: abs(math.log(usual_active(total) / active)))
+
+
+def sparse_like(active: int) -> Spec:
+    """The known model with experts nearest to an active size.
+
+    Example:
+        >>> sparse_like(3 * 10**9).read("n_expert") >= 32
+        True
+    """
+    name = min(sparse(), key=lambda one: abs(math.log(one[1]["active"] * one[0] / active)))[2]
+    return catalog.loaded(name).spec
 
 
 def vocabulary_range(total: int, width: int) -> tuple[int, int, int]:
