@@ -24,8 +24,10 @@ from scantling.search.candidate import (
 )
 from scantling.search.explain import explain, explain_all, set_by_all
 from scantling.search.front import epsilons, knee, thin
+from scantling.search.shape_priors import narrowed
 from scantling.search.space import Axis, list_legal, space, unpriced
 from scantling.search.sweep import COLUMNS, Swept, sweep
+from scantling.search.trail import trail
 from scantling.spec import Spec, vary
 
 
@@ -82,7 +84,7 @@ def design(
         True
     """
     started = time.perf_counter()
-    b = budget(**limits) if b is None else b
+    b = narrowed(budget(**limits) if b is None else b)
     shapes = space(b)
     done = 0
 
@@ -183,7 +185,7 @@ def front_json(front: Front, *, reasons: bool = True) -> dict[str, Any]:
         },
     }  # fmt: skip
     if not front.feasible:
-        return {**head, "feasible": False, **infeasible(front)}
+        return {**head, "feasible": False, **infeasible(front), "trail": trail(front)}
     reference = front.chosen
     rows = []
     for i, c in enumerate(front.candidates):
@@ -193,7 +195,7 @@ def front_json(front: Front, *, reasons: bool = True) -> dict[str, Any]:
     return {
         **head, "feasible": True, "front": rows, "choice": front.choice,
         "equal": [list(front.equal)], "equal_within_nats": front.equal_within,
-        "unpriced": binding_axes(front),
+        "unpriced": binding_axes(front), "trail": trail(front),
         "baselines": [to_json(c, reference) for c in front.baselines],
     }  # fmt: skip
 

@@ -180,7 +180,8 @@ def space(b: Budget) -> Space:
 
 def depth_step(b: Budget) -> int:
     """Depths are even from a billion parameters up, so that pipeline stages can be equal."""
-    free = "n_layer" not in b.fixed and "n_layer" not in b.bounded
+    asked = "n_layer" in b.bounded and b.prior is None  # a prior narrows, it opens nothing
+    free = "n_layer" not in b.fixed and not asked
     return 2 if free and b.params >= 10**9 else 1
 
 
