@@ -128,7 +128,9 @@ def _list_legal(given: dict[str, Any]) -> int:
         show_json({"schema": 1, "legal": rows, **ok})
         return 0 if good else 1
     names = {"attention_width_ratio": "H h/D", "explicit_head_dim": "explicit head_dim"}
-    found = text.table(*((names.get(n, n), "right") for n in (rows[0] if rows else ())))
+    shown = rows[0] if rows else {}
+    found = text.table(*((names.get(n, n), "left" if isinstance(v, str) else "right")
+                         for n, v in shown.items()))  # fmt: skip
     for row in rows:
         found.add_row(*(_cell(v) for v in row.values()))
     text.show_table(text.console(), found)

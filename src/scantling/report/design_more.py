@@ -22,6 +22,7 @@ from scantling.search.origin import Origin, restricted
 from scantling.search.shape_priors import PriorPrice, without
 from scantling.search.tasks import TASKS, answer
 from scantling.search.trail import trail_lines
+from scantling.search.vocabulary import advice_lines, advised
 from scantling.units import bytes_text
 
 Progress = Callable[[int, int], None] | None
@@ -136,6 +137,9 @@ def explained(front: Front, field: str, progress: Progress = None) -> Section:
     lines += ["  every value, with everything else free to make room for it:", *_table(rows)]
     lines.append("  " + _valley(front, field, rows))
     found = {**reason.to_json(), "values": [r.to_json() for r in rows]}
+    if field == "vocab_size":
+        found["vocabulary"] = advised(front.chosen, [int(r.value) for r in rows])
+        lines += [f"  {text}" for text in advice_lines(found["vocabulary"])]
     return Section("explain", found, lines, rows)
 
 
@@ -151,7 +155,7 @@ def _table(rows: tuple[AxisRow, ...]) -> list[str]:
         if c is None:
             cells.append((mark + shown, "", "", "", "", "", r.why))
             continue
-        loss = "not priced" if r.loss is None else "0" if r.given else _loss(r.loss)
+        loss = "" if r.loss is None else "0" if r.given else _loss(r.loss)
         least = "" if r.loss is None else f"{r.least['loss'] - best:+.4f}"
         cells.append((mark + shown, least, loss, f"{c.days:.3g}", bytes_text(c.kv_bytes_per_token),
                       f"{float(c.decode.value_s) * 1e3:.2f}", c.name))  # fmt: skip
@@ -170,9 +174,7 @@ def _valley(front: Front, field: str, rows: tuple[AxisRow, ...]) -> str:
     """Over which values the law cannot tell the best shapes apart."""
     known = [r for r in rows if r.loss is not None]
     if len(known) < 2:
-        why = "nats of two vocabularies are not alike: compare bits per byte, and measure tokens "
-        why += "per word (fertility) in each language of your text"
-        return why if field == "vocab_size" else "the law does not see this axis"
+        return "the law cannot price this axis"
     best = min(r.least["loss"] for r in known)
     bound = bounds().get(field)
     flat = [r.value for r in known if r.least["loss"] <= best + front.equal_within

@@ -99,26 +99,30 @@ def _row(front: Front, field: str, value: Any, given: Any) -> AxisRow:
                        f"no shape keeps every limit; most break: {binding}")  # fmt: skip
     best = c if value == given else found.chosen
     names = ("loss", "training_days", "kv_bytes_per_token", "decode_s")
-    least = found.swept.objectives.min(axis=0)[: len(names)].tolist()
+    least = dict(zip(names, found.swept.objectives.min(axis=0).tolist(), strict=False))
     # nats of two vocabularies cannot be compared, and no law here sees experts or ranks
-    loss = None if field in UNPRICED and value != given else difference(best, c)
-    return AxisRow(value, value == given, best, loss, dict(zip(names, least, strict=True)),
-                   found.swept.feasible)  # fmt: skip
+    loss = None if field in UNPRICED else difference(best, c)
+    if field in UNPRICED:
+        del least["loss"]
+    return AxisRow(value, value == given, best, loss, least, found.swept.feasible)
 
 
 def _fixed(b: Budget, field: str, value: Any) -> Budget:
     """A budget with one value of a field, whatever it said of it before."""
-    if field in {"tied", "vocab_size"}:
-        return replace(b, **{field: value})
     free = {
         name: {k: v for k, v in getattr(b, name).items() if k != field}
         for name in ("fixed", "bounded", "listed")
     }
+    if field in {"tied", "vocab_size"}:
+        return replace(b, **{**free, field: value})
     return replace(b, **{**free, "fixed": {**free["fixed"], field: value}})
 
 
 def _values(b: Budget, field: str, given: Any) -> Iterator[Any]:
-    """The values worth a search."""
+    """The values worth a search: those that were listed, else some around the choice's."""
+    if field in b.listed:
+        yield from b.listed[field]
+        return
     if field == "tied":
         yield not given
     elif field == "d_head":

@@ -24,6 +24,7 @@ from scantling.search.candidate import (
     power_of_two,
 )
 from scantling.search.kept import limits_of, priced
+from scantling.search.shape_priors import shape_priors
 from scantling.search.space import HEAD_WIDTHS, TIE_ABOVE, depth_step, limits, split
 from scantling.spec import Spec, check, dimensions, divisors, has, read, vary
 from scantling.units import bytes_text, count_text
@@ -130,7 +131,7 @@ def explain(c: Candidate, field: str, *, existing: bool = False) -> Reason:
 
 
 CLAIMS = {
-    "n_layer": ("hundred", "critical-depth", "depth-power"),
+    "n_layer": ("hundred", "critical-depth"),
     "d_model": ("hundred", "width-grows-faster"), "vocab_size": ("vocabulary-root",),
     "tied": ("tie-below",),
 }  # fmt: skip
@@ -156,6 +157,11 @@ def rules(c: Candidate, field: str) -> tuple[str, ...]:
             kept = "kept" if bound.holds(value) else "not kept"
             found.append(f"{name} {limits(bound.low, bound.high)}: {kept} at {value:.3g}. "
                          f"{bound.reason} [{', '.join(bound.sources)}]")  # fmt: skip
+    if field in {"n_layer", "d_model"}:
+        found += [
+            f"{one.title}, {one.formula}: {one.verdict}. {one.evidence} [{', '.join(one.sources)}]"
+            for one in shape_priors().values()
+        ]
     return tuple(found)
 
 

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from scantling.arith import round_up
 from scantling.costs.count import parameters
 from scantling.errors import FieldError
-from scantling.laws.hyperparameters import hyperparameters
+from scantling.laws.hyperparameters import advice, batch_tokens
 from scantling.search.budget import Budget
 from scantling.search.candidate import Candidate, candidate
 from scantling.search.space import TIE_ABOVE
@@ -73,11 +73,13 @@ def ladder(c: Candidate, sizes: Sequence[int]) -> tuple[Rung, ...]:
     128, of 64 below 1 B and of experts; heads split over a node from 1 B up. Embeddings are tied by
     the rule unless the budget says; tokens a parameter stay.
 
-    Learning rates: the smallest rung has the rate of the Step law at its size. Going wider,
-    matrices inside take it times D_0/D and embeddings keep it, as muP has it (``mup2022``), so
-    that one rate tuned on the smallest rung is right for all; that needs the output multiplier
-    D_0/D, attention scores over h and not its root, and initial deviations as listed. What the
-    Step law says at each size stands beside it, and disagrees: it is of ordinary parametrisation.
+    Learning rates: the smallest rung has the rate that laws and practice give its size
+    (``laws.hyperparameters.advice``). Going wider, matrices inside take it times D_0/D and
+    embeddings keep it, as muP has it for Adam (``mup2022``), so that one rate tuned on the smallest
+    rung is right for all. That needs the output times D_0/D, initial deviations of matrices times
+    sqrt(D_0/D), and scores of heads over sqrt(h_0)/h, which stays since heads keep their width. It
+    says nothing of depth, whose ratio stands beside it. What the same advice says at each size, of
+    ordinary parametrisation, is ``without_mup``.
 
     Args:
         c: The shape to scale.
@@ -231,22 +233,27 @@ def _with_width(spec: Spec, d_model: Any, before: int, solved: str) -> dict[str,
 def _advice(c: Candidate, base: Candidate) -> dict[str, Any]:
     """Learning rates, initial deviations, batch and tokens of a rung."""
     wider = c.dims()["d_model"] / base.dims()["d_model"]
-    tuned = hyperparameters(float(base.features.body), float(base.budget.tokens))
-    own = hyperparameters(float(c.features.body), float(c.budget.tokens))
-    rate, batch = tuned["learning_rate"], own["batch_tokens"]
+    rate = _advised(base)["learning_rate"]
+    own = _advised(c)
     why = (f"muP from {base.name}: matrices × D_0/D = 1/{wider:.3g}, embeddings × 1", "mup2022")
     return {
         "hyperparameters": {
             "learning_rate_matrices": _scaled(rate, 1 / wider, why),
             "learning_rate_embeddings": _scaled(rate, 1.0, why),
             "init_std_matrices": INIT_STD / math.sqrt(wider), "init_std_embeddings": INIT_STD,
-            "output_multiplier": 1 / wider,
-            "attention_scale": 1 / c.dims().get("d_head", 1),
-            "batch_tokens": batch, "steps": math.ceil(c.budget.tokens / batch["value"]),
-            "without_mup": {"learning_rate": own["learning_rate"]},
-            "base": base.name,
+            "output_multiplier": 1 / wider, "depth_ratio": c.spec.n_layer / base.spec.n_layer,
+            "batch_tokens": own["batch_tokens"], "steps": own["steps"],
+            "warmup_steps": own["warmup_steps"],
+            "without_mup": {"learning_rate": own["learning_rate"]}, "base": base.name,
         }
     }  # fmt: skip
+
+
+def _advised(c: Candidate) -> dict[str, Any]:
+    """What laws and practice say of a rung, with steps of the batch they say."""
+    body, tokens = float(c.features.body), float(c.budget.tokens)
+    batch = advice(body, tokens, batch_tokens(tokens))["batch_tokens"]["value"]
+    return advice(body, tokens, batch)
 
 
 def _scaled(entry: dict[str, Any], by: float, why: tuple[str, ...]) -> dict[str, Any]:
@@ -276,5 +283,5 @@ def ladder_lines(rungs: Sequence[Rung]) -> list[str]:
     base = next((r.advice["hyperparameters"]["base"] for r in rungs if r.candidate), None)
     if base:
         lines.insert(0, f"ladder: the same ratios at each size; rates by muP from {base}, the rung "
-                        "to tune one on [mup2022, steplaw2025]")  # fmt: skip
+                        "to tune one on [mup2022]")  # fmt: skip
     return lines

@@ -194,6 +194,7 @@ class Origin(Struct, frozen=True):
         told = [f"from {self.name} to {self.choice.name} ({LOSES}):"]
         for step in steps(self.spec, self.choice.spec):
             row = step.to_json()
-            told.append(f"  {step.text()}: {row['kind']}")
+            where = "measured elsewhere" if row["kind"] == "measured" else "assumed"
+            told.append(f"  {step.text()}: {where}")
             told += [f"      {text}" for text in row["loses"]]
         return told
