@@ -88,9 +88,7 @@ def along(
 def _row(front: Front, field: str, value: Any, given: Any) -> AxisRow:
     c = front.chosen
     try:
-        found = (
-            front if value == given else design(_fixed(front.budget, field, value), baselines=())
-        )
+        found = design(_fixed(front.budget, field, value), baselines=())
     except ScantlingError as error:
         return AxisRow(value, value == given, None, None, {}, 0, str(error))
     if not found.feasible:

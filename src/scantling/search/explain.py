@@ -154,7 +154,8 @@ def rules(c: Candidate, field: str) -> tuple[str, ...]:
     for name in BOUNDS.get(field, ()):
         bound, value = bounds()[name], axis_value(c.dims(), c.features, name)
         if value is not None:
-            kept = "kept" if bound.holds(value) else "not kept"
+            whole = name == "n_kv_head" and value == c.dims()["n_head"]  # each head has its own
+            kept = "kept" if whole or bound.holds(value) else "not kept"
             found.append(f"{name} {limits(bound.low, bound.high)}: {kept} at {value:.3g}. "
                          f"{bound.reason} [{', '.join(bound.sources)}]")  # fmt: skip
     if field in {"n_layer", "d_model"}:

@@ -89,8 +89,11 @@ def limits_of(c: Candidate) -> list[Limit]:
     for name in OPENED_BY:
         value = axis_value(dims, c.features, name)
         axis = limit(b, name)
+        least = axis.low
+        if name == "n_kv_head" and least is not None and not axis.opened:
+            least = min(least, dims["n_head"])  # fewer heads than that keep one each
         if value is not None and (axis.low is not None or axis.high is not None):
-            found.append(Limit(name, value, axis.low, axis.high))
+            found.append(Limit(name, value, least, axis.high))
     over = split(b)
     if over > 1 and "n_head" in dims:
         found.append(Limit(f"split of query heads over {over}", dims["n_head"] % over, None, 0))

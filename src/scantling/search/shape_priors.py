@@ -170,10 +170,11 @@ class PriorPrice(Struct, frozen=True):
         body = approx_body(self.budget)
         axis, low, high = prior.range(body)
         used = self.budget.bounded.get(axis)
+        applied = without(self.budget) != replace(self.budget, prior=None)
         found: dict[str, Any] = {
             "name": self.name, "title": prior.title, "formula": prior.formula, "axis": axis,
             "range": [used.low, used.high] if used else [low, high],
-            "applied": used is not None,
+            "applied": applied,
             "outside_domain": not prior.body[0] <= body <= prior.body[1],
             "domain": list(prior.body), "verdict": prior.verdict, "evidence": prior.evidence,
             "sources": list(prior.sources), "choice": None, "free": None,
@@ -201,7 +202,7 @@ class PriorPrice(Struct, frozen=True):
         what = "D/L" if found["axis"] == "aspect" else "n_layer"
         lines = [f"prior {self.name} ({found['formula']}): {what} {low:.4g} to {high:.4g}"]
         if not found["applied"]:
-            lines[0] += ", which what you fixed or bounded overrules"
+            lines[0] += ", as you fixed or bounded it"
         if found["outside_domain"]:
             first, last = found["domain"]
             lines.append(f"  outside what it was stated for: bodies of {first:.3g} to {last:.3g}")
