@@ -105,7 +105,7 @@ def test_what_a_user_bounds_overrules_a_prior_and_the_answer_says_so():
     status, out = run("--params", "20M", "--vocab", "8192", "--prior", "aspect-96", "--bound",
                       "aspect=20:60")  # fmt: skip
     assert status == 0
-    assert "D/L 20 to 60, as you fixed or bounded it" in out
+    assert "D/L 20 to 60, as you bounded it" in out
 
 
 def test_a_prior_says_what_it_costs_against_the_free_choice():

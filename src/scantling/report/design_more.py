@@ -160,7 +160,7 @@ def _table(rows: tuple[AxisRow, ...]) -> list[str]:
         cells.append((mark + shown, least, loss, f"{c.days:.3g}", bytes_text(c.kv_bytes_per_token),
                       f"{float(c.decode.value_s) * 1e3:.2f}", c.name))  # fmt: skip
     filled = [i for i in range(len(head)) if any(row[i] for row in cells)]
-    head, *cells = [tuple(row[i] for i in filled) for row in (head, *cells)]
+    shown = [tuple(row[i] for i in filled) for row in (head, *cells)]
     wide = [max(len(row[i]) for row in (head, *cells)) for i in range(len(head))]
     return ["    " + "  ".join(
         text.ljust(n) if i == len(head) - 1 else text.rjust(n)

@@ -202,7 +202,8 @@ class PriorPrice(Struct, frozen=True):
         what = "D/L" if found["axis"] == "aspect" else "n_layer"
         lines = [f"prior {self.name} ({found['formula']}): {what} {low:.4g} to {high:.4g}"]
         if not found["applied"]:
-            lines[0] += ", as you fixed or bounded it"
+            fixed = self.budget.bounded.get(found["axis"]) is None
+            lines[0] += ", overruled by what you fixed" if fixed else ", as you bounded it"
         if found["outside_domain"]:
             first, last = found["domain"]
             lines.append(f"  outside what it was stated for: bodies of {first:.3g} to {last:.3g}")
