@@ -10,7 +10,6 @@ from scantling import catalog, cli
 from scantling.costs.count import parameters
 from scantling.errors import FieldError, ScantlingError
 from scantling.search import Range, budget, candidate, design, difference
-from scantling.search.budget import AXES
 from scantling.search.ladder import REACH, ladder
 from scantling.search.like import COST_TOLERANCE, like_budget, likeness
 from scantling.search.origin import changes, restricted, steps
@@ -214,7 +213,6 @@ def test_weights_can_be_pruned_and_merged_but_not_grown():
     assert tight.bounded["n_layer"] == Range(16, 32)
 
 
-@pytest.mark.skipif("d_expert" not in AXES, reason="the search has no mixtures of experts yet")
 def test_experts_start_as_copies_of_the_feed_forward():
     b = restricted(catalog.load("llama-3.1-8b"), {"params": "40B", "active": "13B"})
     assert b.fixed["d_expert"] == 14_336

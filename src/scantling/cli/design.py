@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from scantling.cli import design_options
-from scantling.cli.design_options import parsed, read_fixed, read_limits
+from scantling.cli.design_options import parsed, read_depths, read_fixed, read_limits
 from scantling.cli.options import as_json, show_json
 from scantling.errors import FieldError
 
@@ -38,7 +38,7 @@ def design(**given: Any) -> int:
     limits = read_limits(given)
     ask = design_more.Ask(
         explain=given["explain"], task=given["task"], like=given["like"], origin=given["origin"],
-        ladder=parsed(given["ladder"], "--ladder"), depths=parsed(given["depths"], "--depths"),
+        ladder=parsed(given["ladder"], "--ladder"), depths=read_depths(given),
     )  # fmt: skip
     b = design_more.budget_of(ask, limits)
     if given["plot"] is not None:
@@ -54,6 +54,8 @@ def design(**given: Any) -> int:
         front = search.design(b, baselines=names, progress=progress)
     with _steps("searches") as step:
         more = design_more.sections(front, ask, step)
+    for note in (note for one in more for note in one.notes):
+        click.echo(f"note: {note}", err=True)
     _write(front, more, given)
     if given["as_json"]:
         show_json(search.front_json(front) | {one.key: one.json for one in more})
@@ -66,7 +68,8 @@ def design(**given: Any) -> int:
     else:
         text.print_infeasible(out, front)
     for one in more:
-        click.echo("\n" + "\n".join(one.lines))
+        if one.lines:
+            click.echo("\n" + "\n".join(one.lines))
     return 0 if front.feasible else 1
 
 

@@ -104,7 +104,8 @@ def questions(function: F) -> F:
                      "picture: front.svg."),
         click.option("--depths", metavar="L,L,…",
                      help="Price this size at these depths, the first as "
-                     "reference: at equal tokens, FLOPs and wall-clock."),
+                     "reference, instead of at a ladder of them: equal tokens, FLOPs, wall-clock."),
+        click.option("--no-depths", is_flag=True, help="Price no depths."),
         click.option("--list-legal", is_flag=True,
                      help="List legal (D, H, h, K); needs --fix d_model=…"),
     )):  # fmt: skip
@@ -194,6 +195,13 @@ def _weights(text: str | None) -> tuple[dict[str, float], tuple[str, ...]]:
             raise FieldError("--objective", f"{name}={value}", "has a weight that is no number") \
                 from None  # fmt: skip
     return found, ()
+
+
+def read_depths(given: dict[str, Any]) -> tuple[int, ...] | None:
+    """The depths to price; empty is a ladder of them, None none."""
+    if given["no_depths"] and given["depths"] is not None:
+        raise FieldError("--depths", given["depths"], "contradicts --no-depths")
+    return None if given["no_depths"] else parsed(given["depths"], "--depths")
 
 
 def parsed(text: str | None, option: str) -> tuple[int, ...]:

@@ -38,7 +38,7 @@ def page(front: Front, more: Iterable[Section] = ()) -> str:
     """The report of a front.
 
     The figures are drawn by plotly's own script, taken from its wheel into the page (extra
-    ``html``); without it the page says so and keeps its tables.
+    ``report``); without it the page says so and keeps its tables.
 
     Args:
         front: A front with a choice.
@@ -49,7 +49,7 @@ def page(front: Front, more: Iterable[Section] = ()) -> str:
         f"{count_text(b.params)} parameters, {count_text(b.tokens)} tokens, {b.n_gpu} × {b.chip}"
     )
     script = plotly_script()
-    missing = "<p class='note'>No figures: plotly is missing (pip install 'scantling[html]').</p>"
+    missing = "<p class='note'>No figures: plotly is missing (pip install 'scantling[report]').</p>"
     drawn = _drawn(front) if script else ""
     plots = '<div class="pair"><div class="plot" id="plot0"></div><div class="plot" id="plot1">'
     plots = f"{plots}</div></div>" if script else missing

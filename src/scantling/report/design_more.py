@@ -12,7 +12,7 @@ from scantling import catalog
 from scantling.errors import FieldError
 from scantling.laws import bounds
 from scantling.quantity import Quantity
-from scantling.report.depths import depth_lines, depths_json, price_depths
+from scantling.report import depths
 from scantling.search import Budget, Front, budget, candidate, design, explain
 from scantling.search.axis import AxisRow, along
 from scantling.search.candidate import Candidate
@@ -39,7 +39,8 @@ class Ask(Struct, frozen=True, kw_only=True):
     origin: str | None = None
     """A model whose weights the shapes must come from."""
     ladder: tuple[int, ...] = ()
-    depths: tuple[int, ...] = ()
+    depths: tuple[int, ...] | None = ()
+    """Depths to price against the first; none of them a ladder beside the choice, None nothing."""
 
 
 class Section(Struct, frozen=True):
@@ -50,6 +51,8 @@ class Section(Struct, frozen=True):
     lines: list[str]
     rows: tuple[AxisRow, ...] = ()
     """Of an explained field, for a picture."""
+    notes: tuple[str, ...] = ()
+    """What to know of the question itself."""
 
 
 def budget_of(ask: Ask, limits: Mapping[str, Any]) -> Budget:
@@ -94,9 +97,12 @@ def _sections(front: Front, ask: Ask, progress: Progress) -> Iterator[Section]:
         price = PriorPrice(b.prior, b, front.chosen if front.feasible else None,
                            free.chosen if free.feasible else None)  # fmt: skip
         yield Section("prior", price.to_json(), price.lines())
-    if ask.depths:
-        rows = price_depths(b, ask.depths)
-        yield Section("depths", depths_json(rows), depth_lines(rows))
+    priced = _depths(front, ask)
+    lost = sorted(set(ask.depths or ()) - {row.candidate.spec.n_layer for row in priced})
+    notes = tuple(f"no feasible shape of this size has {n} layers" for n in lost)
+    if priced or notes:
+        lines = depths.depth_lines(priced) if priced else []
+        yield Section("depths", depths.depths_json(priced), lines, notes=notes)
     if ask.ladder:
         base = _recipe(front, ask)
         if base is None:
@@ -114,6 +120,16 @@ def _sections(front: Front, ask: Ask, progress: Progress) -> Iterator[Section]:
         yield explained(front, ask.explain, progress)
     elif ask.explain is not None:
         yield Section("explain", {"field": "all"}, trail_lines(front))
+
+
+def _depths(front: Front, ask: Ask) -> list[depths.DepthPrice]:
+    """The depths asked for, or a ladder of them beside the choice."""
+    if ask.depths:
+        return depths.price_depths(front.budget, ask.depths)
+    if ask.depths is None or not front.feasible:
+        return []
+    rows = depths.price_depths(front.budget, depths.ladder(front.budget), front.chosen)
+    return rows if len(rows) > 1 else []
 
 
 def _recipe(front: Front, ask: Ask) -> Candidate | None:
@@ -146,26 +162,26 @@ def explained(front: Front, field: str, progress: Progress = None) -> Section:
 def _table(rows: tuple[AxisRow, ...]) -> list[str]:
     head = ("value", "best Δ loss", "Δ loss", "days", "KV/token", "ms/token", "choice")
     best = min((r.least["loss"] for r in rows if r.loss is not None), default=0.0)
-    cells = []
+    cells: list[tuple[str, ...]] = []
     for r in rows:
-        shown = {True: "tied", False: "untied"}[r.value] if isinstance(r.value, bool) else (
+        name = {True: "tied", False: "untied"}[r.value] if isinstance(r.value, bool) else (
             f"{r.value:,}")  # fmt: skip
         mark = "▶ " if r.given else ""
         c = r.choice
         if c is None:
-            cells.append((mark + shown, "", "", "", "", "", r.why))
+            cells.append((mark + name, "", "", "", "", "", r.why))
             continue
         loss = "" if r.loss is None else "0" if r.given else _loss(r.loss)
         least = "" if r.loss is None else f"{r.least['loss'] - best:+.4f}"
-        cells.append((mark + shown, least, loss, f"{c.days:.3g}", bytes_text(c.kv_bytes_per_token),
+        cells.append((mark + name, least, loss, f"{c.days:.3g}", bytes_text(c.kv_bytes_per_token),
                       f"{float(c.decode.value_s) * 1e3:.2f}", c.name))  # fmt: skip
     filled = [i for i in range(len(head)) if any(row[i] for row in cells)]
     shown = [tuple(row[i] for i in filled) for row in (head, *cells)]
-    wide = [max(len(row[i]) for row in (head, *cells)) for i in range(len(head))]
+    wide = [max(len(row[i]) for row in shown) for i in range(len(filled))]
     return ["    " + "  ".join(
-        text.ljust(n) if i == len(head) - 1 else text.rjust(n)
+        text.ljust(n) if i == len(filled) - 1 else text.rjust(n)
         for i, (text, n) in enumerate(zip(row, wide, strict=True))).rstrip()
-        for row in (head, *cells)]  # fmt: skip
+        for row in shown]  # fmt: skip
 
 
 def _loss(loss: Quantity) -> str:

@@ -150,7 +150,8 @@ def rules(c: Candidate, field: str) -> tuple[str, ...]:
     for name in CLAIMS.get(field, ()):
         one = claims().get(name)
         if one is not None:
-            found.append(f"{one.claim}: {one.verdict}. {one.evidence} [{', '.join(one.sources)}]")
+            told = f"{one.statement}: {one.verdict}; {one.right}. {one.found}"
+            found.append(f"{told} [{', '.join(one.sources)}]")
     for name in BOUNDS.get(field, ()):
         bound, value = bounds()[name], axis_value(c.dims(), c.features, name)
         if value is not None:

@@ -6,9 +6,10 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from scantling.laws import law
+from scantling.search.axes import bounded_axes
 from scantling.search.candidate import Candidate, axis_value
 from scantling.search.objectives import limited, objectives
-from scantling.search.space import OPENED_BY, limit, split
+from scantling.search.space import limit, split
 from scantling.units import bytes_text, count_text, seconds_text
 
 
@@ -52,7 +53,8 @@ def priced(c: Candidate) -> dict[str, Any]:
     Example:
         >>> from scantling import catalog
         >>> from scantling.search.budget import budget
-        >>> from scantling.search.candidate import candidate
+        >>> from scantling.search.axes import bounded_axes
+    from scantling.search.candidate import candidate
         >>> c = candidate(catalog.model("llama-3.1-8b"), budget(params=8 * 10**9))
         >>> priced(c)["training_days"] == c.days
         True
@@ -74,7 +76,8 @@ def limits_of(c: Candidate) -> list[Limit]:
     Example:
         >>> from scantling import catalog
         >>> from scantling.search.budget import budget
-        >>> from scantling.search.candidate import candidate
+        >>> from scantling.search.axes import bounded_axes
+    from scantling.search.candidate import candidate
         >>> c = candidate(catalog.model("qwen2.5-7b"), budget(params="7.6B", tp=8))
         >>> [one.name for one in limits_of(c) if not one.kept]
         ['mlp_attention_ratio', 'split of query heads over 8']
@@ -86,7 +89,7 @@ def limits_of(c: Candidate) -> list[Limit]:
     values = priced(c)
     found += [Limit(name, float(value), None, most) for name, value, most in limited(values, b)]
     dims = c.dims()
-    for name in OPENED_BY:
+    for name in {**dict.fromkeys(bounded_axes(b)), "aspect": None}:
         value = axis_value(dims, c.features, name)
         axis = limit(b, name)
         least = axis.low

@@ -15,6 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from scantling.errors import UnknownNameError
+from scantling.laws.claims import Verdict
 from scantling.search.budget import Budget, Range
 from scantling.search.candidate import Candidate, difference
 from scantling.search.size import REFERENCE_ASPECT
@@ -30,7 +31,7 @@ class ShapePrior(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     constants: dict[str, float]
     body: tuple[float, float]
     """Body parameters it was stated or measured for."""
-    verdict: Literal["supported", "not supported", "a compromise", "convention", "unverified"]
+    verdict: Verdict
     evidence: str
     sources: tuple[str, ...]
     spread: float = 1.0
