@@ -7,13 +7,13 @@ import pytest
 from click.testing import CliRunner
 
 from scantling import catalog, cli
+from scantling.costs.count import solve_width
 from scantling.errors import FieldError, ScantlingError
 from scantling.laws.claims import claims
 from scantling.report.design_more import explained
 from scantling.search import Range, budget, candidate, design, explain
 from scantling.search.axis import along
 from scantling.search.kept import limits_of, priced
-from scantling.search.objectives import objectives
 from scantling.search.shape_priors import (
     PriorPrice,
     narrowed,
@@ -24,6 +24,7 @@ from scantling.search.space import depth_step
 from scantling.search.tasks import TASKS, answer, full_attention_share, records
 from scantling.search.trail import STEPS, trail
 from scantling.sources import sources
+from scantling.spec import vary
 
 SMALL = {"params": 20_000_000, "vocab_size": 8192}
 
@@ -210,16 +211,21 @@ def test_a_neighbour_has_every_objective_and_the_limits_it_breaks(front):
             assert any(text.startswith("the size") for text in near.breaks) is wide
 
 
-def test_objectives_beyond_the_four_are_priced_too(front, monkeypatch):
-    from scantling.search import kept
-
-    def more(spec, features, loss, kv, b):
-        return {**objectives(spec, features, loss, kv, b), "ttft_s": 3.0 * spec.n_layer}
-
-    monkeypatch.setattr(kept, "objectives", more)
-    for near in explain(front.chosen, "n_layer").neighbours:
-        assert near.more["ttft_s"] == pytest.approx(near.value / front.chosen.dims()["n_layer"] - 1)
-        assert near.to_json()["ttft_s"] == near.more["ttft_s"]
+@pytest.mark.parametrize(
+    ("given", "cost"),
+    [({"ttft_s": 1.0}, "ttft_s"), ({"memory": 80 * 2**30}, "memory_bytes"),
+     ({"weights": {"loss": 1.0, "ttft_s": 1.0}}, "ttft_s"),
+     ({"price": 2.0, "cost_per_million": 100.0}, "cost_per_million")],
+)  # fmt: skip
+def test_costs_that_are_limited_or_weighed_are_priced_at_every_step(given, cost):
+    c = design(**SMALL, **given, baselines=()).chosen
+    for near in explain(c, "n_kv_head").neighbours:
+        spec = vary(c.spec, n_kv_head=near.value)
+        spec = vary(spec, d_ff=solve_width(spec, int(c.counted.total), 128))
+        other = candidate(spec, c.budget)
+        change = getattr(other.costs, cost) / getattr(c.costs, cost) - 1
+        assert near.more[cost] == pytest.approx(change)
+        assert near.to_json()[cost] == near.more[cost]
 
 
 def test_a_shape_of_the_front_keeps_every_limit_and_a_broken_one_is_named(front):

@@ -51,7 +51,11 @@ def design(**given: Any) -> int:
         check_folder(given["save"])
     names = given["baseline"] or ((given["like"],) if given["like"] else None)
     with _progress(b) as progress:
-        front = search.design(b, baselines=names, progress=progress)
+        front = search.design(b, baselines=names, progress=progress, engine=given["engine"],
+                              workers=given["workers"])  # fmt: skip
+    if front.swept.stopped:
+        seen = f"{front.swept.evaluated:,} of {front.swept.considered:,} shapes"
+        click.echo(f"stopped after {seen}: what follows is the best of those", err=True)
     with _steps("searches") as step:
         more = design_more.sections(front, ask, step)
     for note in (note for one in more for note in one.notes):
@@ -59,7 +63,7 @@ def design(**given: Any) -> int:
     _write(front, more, given)
     if given["as_json"]:
         show_json(search.front_json(front) | {one.key: one.json for one in more})
-        return 0 if front.feasible else 1
+        return _status(front)
     from scantling.report import text
 
     out = text.console()
@@ -70,6 +74,13 @@ def design(**given: Any) -> int:
     for one in more:
         if one.lines:
             click.echo("\n" + "\n".join(one.lines))
+    return _status(front)
+
+
+def _status(front: Any) -> int:
+    """0 yes, 1 nothing is feasible, 130 (as shells say) an interrupt left the answer partial."""
+    if front.swept.stopped:
+        return 130
     return 0 if front.feasible else 1
 
 

@@ -106,6 +106,11 @@ def questions(function: F) -> F:
                      help="Price this size at these depths, the first as "
                      "reference, instead of at a ladder of them: equal tokens, FLOPs, wall-clock."),
         click.option("--no-depths", is_flag=True, help="Price no depths."),
+        click.option("--engine", default="auto",
+                     help="Where the sweep runs: here, pool (all cores), "
+                     "ray (a cluster); auto is the pool above 30 million shapes."),
+        click.option("--workers", type=COUNT,
+                     help="Processes of the engine; all cores by default."),
         click.option("--list-legal", is_flag=True,
                      help="List legal (D, H, h, K); needs --fix d_model=…"),
     )):  # fmt: skip

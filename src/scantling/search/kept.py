@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from scantling.laws import law
 from scantling.search.axes import bounded_axes
 from scantling.search.candidate import Candidate, axis_value
-from scantling.search.objectives import limited, objectives
+from scantling.search.objectives import limits, names
 from scantling.search.space import limit, split
 from scantling.units import bytes_text, count_text, seconds_text
 
@@ -20,6 +19,7 @@ class Limit(NamedTuple):
     value: float
     low: float | None
     high: float | None
+    unit: str = ""
 
     @property
     def kept(self) -> bool:
@@ -35,32 +35,34 @@ class Limit(NamedTuple):
             return f"the size ({off:+.2%} of {count_text(wanted)}, ±{room:.2%} allowed)"
         if self.name.startswith("split"):
             return f"the {self.name}, {self.value:g} left over"
-        show = SHOW.get(self.name, "{:.4g}".format)
+        show = SHOW.get(self.unit, "{:.4g}".format)
         most, least = (None if end is None else show(end) for end in (self.high, self.low))
         allowed = f"{least} to {most}" if least and most else f"at most {most}" if most else (
             f"at least {least}")  # fmt: skip
         return f"{self.name} {allowed} ({show(self.value)})"
 
 
-SHOW: dict[str, Callable[[float], str]] = {
-    "KV bytes per token": bytes_text, "time per token": seconds_text,
-}  # fmt: skip
+SHOW: dict[str, Callable[[float], str]] = {"bytes": bytes_text, "s": seconds_text}
 
 
 def priced(c: Candidate) -> dict[str, Any]:
-    """Every objective of the budget for one shape.
+    """Every objective of the budget for one shape, and every cost that it limits.
 
     Example:
         >>> from scantling import catalog
         >>> from scantling.search.budget import budget
-        >>> from scantling.search.axes import bounded_axes
-    from scantling.search.candidate import candidate
+        >>> from scantling.search.candidate import candidate
         >>> c = candidate(catalog.model("llama-3.1-8b"), budget(params=8 * 10**9))
         >>> priced(c)["training_days"] == c.days
         True
     """
-    b = c.budget
-    return objectives(c.spec, c.features, law(b.law).loss(c.features), c.kv_bytes_per_token, b)
+    costs, b = c.costs, c.budget
+    asked = [one.of for one in limits(b) if one.of not in SAME]
+    return {name: getattr(costs, name) for name in dict.fromkeys((*names(b), *asked))}
+
+
+SAME = ("loss", "gpu_hours")
+"""Costs that limits bound and that others stand for: hours are days."""
 
 
 def size_limit(c: Candidate) -> Limit:
@@ -76,18 +78,16 @@ def limits_of(c: Candidate) -> list[Limit]:
     Example:
         >>> from scantling import catalog
         >>> from scantling.search.budget import budget
-        >>> from scantling.search.axes import bounded_axes
-    from scantling.search.candidate import candidate
+        >>> from scantling.search.candidate import candidate
         >>> c = candidate(catalog.model("qwen2.5-7b"), budget(params="7.6B", tp=8))
         >>> [one.name for one in limits_of(c) if not one.kept]
         ['mlp_attention_ratio', 'split of query heads over 8']
     """
     b = c.budget
     found = [size_limit(c)]
-    if b.kv_bytes_per_token is not None:
-        found.append(Limit("KV bytes per token", c.kv_bytes_per_token, None, b.kv_bytes_per_token))
-    values = priced(c)
-    found += [Limit(name, float(value), None, most) for name, value, most in limited(values, b)]
+    costs = c.costs
+    found += [Limit(one.name, float(getattr(costs, one.of)), None, one.most, one.unit)
+              for one in limits(b)]  # fmt: skip
     dims = c.dims()
     for name in {**dict.fromkeys(bounded_axes(b)), "aspect": None}:
         value = axis_value(dims, c.features, name)

@@ -59,7 +59,11 @@ def trail(front: Front) -> list[dict[str, Any]]:
         ]
         flat = "as far as the law knows they are one shape, so cost ranks them"
         told = f"{len(front.equal)} of the {n} have a loss the law cannot tell from the best"
-        found["equal"] = [f"{told}, within {front.equal_within:.4f} nats: {flat}"]
+        found["equal"] = [
+            f"{told}, within {front.equal_within:.4f} nats: {flat}",
+            *(f"{place}: {front.candidates[i].name}"
+              for place, i in enumerate(front.groups[0][:5], 1)),
+        ]  # fmt: skip
         found["choice"] = [f"{c.name}: {_rule(front)}", *_tight(front)]
     return [{"step": step, "lines": found[step]} for step in STEPS if step in found]
 
