@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from scantling.laws.evaluate import pairs_of_equal_size
 from scantling.laws.registry import FORMS, NINETY, Errors, Facts, Law
-from scantling.laws.robust import FormFacts, fit_form, refuse, solve
+from scantling.laws.robust import FormFacts, fit_form, prior_of, refuse, solve
 from scantling.laws.runs import Runs
 
 if TYPE_CHECKING:
@@ -145,15 +145,15 @@ def _draws(
 ) -> NDArray[np.float64]:
     import numpy as np
 
-    known = list(fit_form(name).constants.values())
-    centre, spread = (np.array([getattr(c, k) for c in known]) for k in ("centre", "spread"))
+    prior = prior_of(runs, name)
     draw, shapes = np.random.default_rng(seed + 1), runs.shapes
     found = []
     for i in range(n):
         tell("resampling", i, n)
         weights = draw.exponential(size=shapes.max() + 1)[shapes]
-        moved = centre + spread * draw.normal(size=len(centre))
-        found.append(solve(runs, name, start=start, weights=weights, centre=moved).vector)
+        moved = prior.centre + prior.spread * draw.normal(size=len(prior.centre))
+        known = prior._replace(centre=moved)
+        found.append(solve(runs, name, start=start, weights=weights, prior=known).vector)
     tell("resampling", n, n)
     return np.array(found)
 
