@@ -34,7 +34,8 @@ class Errors(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     - half-width of an absolute loss (90 %) =
       ``interval_base`` (1 + ``interval_growth`` log2 n + ``interval_tokens_growth`` log2 t);
     - half-width of a difference = ``difference_base`` (1 + ``difference_growth`` log2 (n a)),
-      with a the factor by which W/L lies beyond ``difference_aspect``.
+      with a the factor by which W/L lies beyond ``difference_aspect``;
+    - with draws, √(that² + (``scatter_factor`` · their standard deviation)²).
     """
 
     text: str
@@ -48,6 +49,7 @@ class Errors(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     difference_growth: float
     difference_aspect: tuple[float, float]
     difference_text: str
+    scatter_factor: float = 1.645
 
 
 class Facts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -207,7 +209,8 @@ class Law(Struct, frozen=True, kw_only=True):
     def _widened(self, half: Num, scatter: Num) -> Num:
         if not self.facts.draws:
             return half
-        return square_root(half * half + (NINETY * scatter) * (NINETY * scatter))
+        wide = self.errors.scatter_factor * scatter
+        return square_root(half * half + wide * wide)
 
     def difference(self, features: Features, reference: Features) -> Difference:
         """Loss of one shape minus the loss of a reference at equal tokens, in nats a token.
@@ -292,9 +295,6 @@ FITTED_HERE = ("shape", "shape-constant")
 
 FORMS: dict[str, Form] = {}
 """Every form by its name: what a law file may be of, and what ``laws fit`` can fit."""
-
-NINETY = 1.645
-"""Standard deviations that hold 90 % of a normal distribution on both sides of its middle."""
 
 ENTRY_POINTS = "scantling.laws"
 
