@@ -51,7 +51,7 @@ SLOW_SHAPES = 3_000_000
 @click.option("--multiple", type=COUNT, default=128, help="Alignment of widths.")
 @click.option("--dtype", default="bf16", help="Dtype of training and weights.")
 @click.option("--kv-dtype", default="bf16", help="Dtype of the KV cache.")
-@click.option("--law", default="aspect", help="Law of the loss (scantling laws).")
+@click.option("--law", default=None, help="Law of the loss (scantling laws), or a law file.")
 @click.option("--baseline", multiple=True, metavar="MODEL", help="Models as rows beside the front.")
 @click.option("--rows", type=COUNT, default=12, help="Shapes to print.")
 @click.option("--save", type=click.Path(path_type=Path), metavar="DIR", help="Write a config per "

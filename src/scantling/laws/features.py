@@ -40,6 +40,10 @@ class Features(Struct, frozen=True, kw_only=True):
         active_share: Experts a token visits over all experts, K/E.
         all_parameters: Parameters with all experts; ``total`` has those of one token.
         all_body: Body with all experts; ``body`` has that of one token.
+        weight_bits: Bits of a weight in training; 16 or more where absent, as with the next three.
+        activation_bits: Bits of an activation in training.
+        kv_bits: Bits of a cached key or value in training.
+        served_bits: Bits that the weights are quantized to after training.
 
     Example:
         >>> f = Features(body=6_979_588_096, total=8_030_261_248, width=4096, depth=32,
@@ -66,6 +70,10 @@ class Features(Struct, frozen=True, kw_only=True):
     active_share: Num | None = None
     all_parameters: Num | None = None
     all_body: Num | None = None
+    weight_bits: Num | None = None
+    activation_bits: Num | None = None
+    kv_bits: Num | None = None
+    served_bits: Num | None = None
 
     @property
     def aspect(self) -> Num:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from scantling.laws.evaluate import pairs_of_equal_size
 from scantling.laws.registry import FORMS, Errors, Facts, Law
-from scantling.laws.robust import FormFacts, fit_form, prior_of, refuse, solve
+from scantling.laws.robust import FormFacts, constants_of, fit_form, prior_of, refuse, solve
 from scantling.laws.runs import Runs
 
 if TYPE_CHECKING:
@@ -93,8 +93,8 @@ def fit_runs(
        with refits of their own, so that each run held out has an error e and a scatter s.
        The scatter grows with the distance from what was fitted, as the error does.
     4. The half-width of a 90 % interval is k √(τ² + s²): τ is how far runs lie off the best fit,
-       and k the factor that makes nine of ten errors held out lie inside. Beyond the runs τ grows
-       by a quarter for each doubling, and s by itself.
+       and k the factor that makes nine of ten errors of shapes and sizes held out lie inside.
+       Beyond the runs τ grows by a quarter for each doubling, and s by itself.
 
     Args:
         runs: The runs, of one recipe.
@@ -119,14 +119,16 @@ def fit_runs(
     draws = _draws(runs, name, best.vector, max(bootstraps, 20), seed, tell)
     edges = np.percentile(draws, (5, 95), axis=0)
     kept = draws[np.linspace(0, len(draws) - 1, min(KEPT, len(draws))).astype(int)]
-    errors = _predicted(name, runs, best.vector) - runs.loss
+    constants = constants_of(runs, name, best.vector)
+    errors = _said(name, runs, constants) - runs.loss
 
     folds = {
         situation: _left_out(runs, name, best.vector, masks, seed, tell, situation)
         for situation, masks in _situations(runs).items()
     }
     noise = max(float(1.4826 * np.median(np.abs(errors))), 1e-3)
-    scores = np.concatenate([np.abs(f.errors) / np.hypot(noise, f.scatter) for f in folds.values()])
+    inside = [fold for situation, fold in folds.items() if situation != "largest_size"]
+    scores = np.concatenate([np.abs(f.errors) / np.hypot(noise, f.scatter) for f in inside])
     factor = max(float(np.percentile(scores, 90)), LEAST)
     holdout = {situation: _held_out(fold, noise, factor) for situation, fold in folds.items()}
     law = Law(
@@ -134,7 +136,7 @@ def fit_runs(
         facts=Facts(
             title=title or facts.title, form=name, counts=facts.counts, function=name,
             recipe=recipe or "the recipe of the runs", source=source, reference_ratio=4.0,
-            constants=facts.values(best.vector), domain=_domain(runs, facts),
+            constants=constants, domain=_domain(runs, facts),
             errors=_errors(runs, errors, folds["by_shape"], holdout, noise, factor),
             draws=tuple(facts.values(x) for x in kept),
         ),
@@ -205,19 +207,19 @@ def _left_out(
         kept, held = runs.take(~out), runs.take(out)
         vector = solve(kept, name, start=start).vector
         draws = _draws(kept, name, vector, FOLD_DRAWS, seed, lambda *_: None)
-        parts.append(_Folds(
-            np.flatnonzero(out), np.full(len(held), i),
-            _predicted(name, held, vector) - held.loss,
-            np.std([_predicted(name, held, x) for x in draws], axis=0),
-        ))  # fmt: skip
+        said = _said(name, held, constants_of(kept, name, vector))
+        others = np.array([_said(name, held, fit_form(name).values(x)) for x in draws])
+        scatter = np.sqrt(np.mean((others - said) ** 2, axis=0))
+        groups = held.shapes if len(masks) == 1 else np.full(len(held), i)
+        parts.append(_Folds(np.flatnonzero(out), groups, said - held.loss, scatter))
     tell(what, len(masks), len(masks))
     return _Folds(*(np.concatenate(x) for x in zip(*parts, strict=True)))
 
 
-def _predicted(name: str, runs: Runs, vector: Vector) -> Vector:
+def _said(name: str, runs: Runs, constants: Mapping[str, float]) -> Vector:
     import numpy as np
 
-    return np.asarray(FORMS[name](runs.features, fit_form(name).values(vector)))
+    return np.asarray(FORMS[name](runs.features, constants))
 
 
 def _held_out(fold: _Folds, noise: float, factor: float) -> HeldOut:
@@ -267,7 +269,7 @@ def _errors(
     band, told = factor, "no pairs of equal size among the runs"
     if len(between) >= 10:
         band = max(float(np.percentile(between, 90)), 1.0)
-        told = f"nine of ten of {len(between)} measured pairs of equal size held, neither shape seen"
+        told = f"nine of ten of {len(between)} pairs of equal size held, neither shape seen"
     return Errors(
         text=f"mean absolute error {inside:.4f} in sample, {parts}",
         in_sample=inside, held_out=holdout["by_shape"].mae, other_recipe=0.7,

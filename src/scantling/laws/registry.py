@@ -192,19 +192,21 @@ class Law(Struct, frozen=True, kw_only=True):
         return self._widened(e.interval_base * (1 + growth), self.scatter(features))
 
     def scatter(self, features: Features, reference: Features | None = None) -> Num:
-        """Standard deviation over the draws of a loss, or of its difference to a reference.
+        """How far the draws lie from the law: root mean square, of a loss or of a difference.
 
         Zero for a law that carries no draws. What the draws share cancels in a difference.
         """
         draws = self.facts.draws
         if not draws:
             return 0.0
-        values = [self.function(features, one) for one in draws]
-        if reference is not None:
-            pairs = zip(values, draws, strict=True)
-            values = [value - self.function(reference, one) for value, one in pairs]
-        mean = sum(values) / len(values)
-        return square_root(sum((value - mean) * (value - mean) for value in values) / len(values))
+
+        def said(constants: Mapping[str, float]) -> Num:
+            value = self.function(features, constants)
+            return value if reference is None else value - self.function(reference, constants)
+
+        centre = said(self.facts.constants)
+        off = [said(one) - centre for one in draws]
+        return square_root(sum(one * one for one in off) / len(off))
 
     def _widened(self, half: Num, scatter: Num) -> Num:
         if not self.facts.draws:
@@ -223,7 +225,7 @@ class Law(Struct, frozen=True, kw_only=True):
             >>> wide = Features(body=1.699e9, total=2.0e9, width=3072, depth=12, tokens=1e11)
             >>> d = law("aspect").difference(wide, tall)
             >>> f"{d.value:+.3f} {d.low:+.3f} {d.high:+.3f}"
-            '+0.024 +0.014 +0.034'
+            '+0.024 +0.008 +0.040'
         """
         e = self.errors
         value = self.loss(features) - self.loss(reference)

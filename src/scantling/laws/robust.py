@@ -41,7 +41,7 @@ class Constant(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     log: bool = False
     nats: bool = False
 
-    def scaled(self, factor: float) -> tuple[float, float, float, float]:
+    def scaled(self, factor: float) -> tuple[float, ...]:
         """Centre, spread and ends for a recipe whose losses are ``factor`` times the prior's."""
         if not self.nats:
             return self.centre, self.spread, self.low, self.high
@@ -89,13 +89,23 @@ class Solution(NamedTuple):
     cost: float
 
 
+def constants_of(runs: Runs, name: str, vector: Vector) -> dict[str, float]:
+    """The constants of a law fitted to these runs: those of the fit, and the sizes it saw."""
+    found = fit_form(name).values(vector)
+    if "nu" in found:
+        body = runs.features.body + found["share"] * found["V0"] * runs.features.width
+        n: Any = body / found["N0"]
+        found |= {"n_low": float(n.min()), "n_high": float(n.max())}
+    return found
+
+
 @functools.cache
 def fit_forms() -> dict[str, FormFacts]:
     """Every form that can be fitted, by its name.
 
     Example:
         >>> sorted(fit_forms())
-        ['aspect', 'body-tokens', 'shape', 'size-tokens', 'width-depth']
+        ['aspect', 'body-tokens', 'over-training', 'shape', 'size-tokens', 'width-depth']
     """
     return msgspec.convert(read_data("law_forms.toml"), dict[str, FormFacts])
 

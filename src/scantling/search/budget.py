@@ -11,7 +11,7 @@ from msgspec import Struct
 from scantling.arith import LARGEST
 from scantling.errors import FieldError, nearest
 from scantling.hardware import Chip, chip
-from scantling.laws import law
+from scantling.laws import DEFAULT, law
 from scantling.search.size import flops_of, size_of
 from scantling.spec.relations import near_divisors
 from scantling.spec.workload import dtype_name, kv_dtype_name
@@ -93,7 +93,7 @@ class Budget(Struct, frozen=True, kw_only=True):
     weights: dict[str, float] = {}
     qk_norm: bool = False
     multiple: int = 128
-    law: str = "aspect"
+    law: str = DEFAULT
     dtype: str = "bf16"
     kv_dtype: str = "bf16"
     assumed: tuple[str, ...] = ()
@@ -144,7 +144,7 @@ def budget(*, params: float | str | None = None, tokens: float | str | None = No
         assert work is not None
         size, wanted, why = size_of(
             work, trained, given["vocab_size"], given.get("train_context", 8192),
-            given.get("law", "aspect"), given.get("tied"),
+            given.get("law", DEFAULT), given.get("tied"),
         )  # fmt: skip
         assumed.append(f"params: {size / 1e9:.3g} B, {why}")
         if trained is None:
