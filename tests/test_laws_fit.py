@@ -165,6 +165,14 @@ def test_a_table_that_determines_no_law_is_refused(rows, message):
         fit_runs(columns(rows), "aspect", bootstraps=20)
 
 
+def test_too_few_runs_say_why_runs_were_left_out():
+    rows = made(3)
+    for row in rows[:4]:
+        row["loss"] = "nan"
+    with pytest.raises(FieldError, match=r"5 are fewer .*4 of 9 runs left out: a loss that is no"):
+        fit_runs(columns(rows), "aspect", bootstraps=20)
+
+
 def test_two_sizes_and_mixed_recipes_are_warned_of():
     rows = [r for r in made(12) if r["params_nonemb"] < 3e8]
     for i, row in enumerate(rows):

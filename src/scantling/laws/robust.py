@@ -133,9 +133,12 @@ def refuse(runs: Runs, name: str) -> None:
         if not has(getattr(runs.features, feature)):
             raise FieldError("runs", feature, f"is missing in some runs, and form {name} needs it")
     if len(runs) < len(facts.constants):
+        lost = "".join(f"; {told}" for told in runs.warnings if "left out" in told)
         raise FieldError(
-            "runs", len(runs), f"are fewer than the {len(facts.constants)} constants of {name}",
-            "add runs, or take a published law and one offset (--calibrate)",
+            "runs", len(runs),
+            f"are fewer than the {len(facts.constants)} constants of {name}{lost}",
+            "add runs, take a --form of fewer constants (over-training has 4), or a published law "
+            "and one offset (--calibrate)",
         )  # fmt: skip
     for what, values in (("size", runs.size), ("number of tokens", runs.features.tokens)):
         if values.max() < 1.05 * values.min():  # type: ignore[union-attr]
