@@ -36,18 +36,42 @@ SLOW_SHAPES = 3_000_000
 @click.option("--serve-batch", type=COUNT, default=1, help="Sequences generated together.")
 @hardware
 @click.option("--tolerance", type=float, default=0.005, help="Distance from --params accepted.")
+@click.option("--active", type=COUNT, help="Parameters a token passes: 3B; a mixture of experts.")
+@click.option("--moe", is_flag=True, help="A mixture of experts; --dense, the default, is none.")
+@click.option("--dense", is_flag=True, help="Dense feed-forwards.")
+@click.option("--mixer", default="gqa", help="gqa, mla or hybrid.")
+@click.option("--layout", default="full", help="full, or local to global layers: 5:1.")
+@click.option("--window", type=CONTEXT, help="Window of the local layers: 1024.")
 @click.option("--tied", is_flag=True, help="Tie embeddings and head.")
 @click.option("--untied", is_flag=True, help="Do not tie them.")
 @click.option("--qk-norm", is_flag=True, help="Norms on queries and keys (Qwen3).")
 @click.option("--tp", type=COUNT, default=1, help="Tensor-parallel degree that must divide.")
 @click.option("--days", type=float, help="Most training days.")
 @click.option("--gpu-hours", type=COUNT, help="Most GPU-hours.")
+@click.option("--unique-tokens", type=COUNT, help="Unique tokens there are; more are repeats.")
+@click.option("--memory", type=BYTES, help="Most training memory a chip: 80GiB.")
+@click.option("--kv-bytes", type=BYTES, help="Largest KV cache of all sequences: 16GiB.")
+@click.option("--ttft", type=SECONDS, help="Longest time to the first token: 500ms.")
+@click.option("--serve-gpu", help="Chip that serves; --gpu by default.")
+@click.option("--serve-gpus", type=COUNT, default=1, help="Chips that serve one copy.")
+@click.option("--price", type=float, help="Money a chip-hour.")
+@click.option("--cost-per-million", type=float, help="Most money a million output tokens.")
+@click.option("--pp", type=COUNT, default=1, help="Pipeline-parallel degree that must divide.")
+@click.option("--ep", type=COUNT, default=1, help="Expert-parallel degree that must divide.")
+@click.option("--quant", help="Quantisation whose groups must shard (scantling serve --quant).")
+@click.option("--runtime", help="Runtime whose kernels must take it: vllm, sglang, tensorrt-llm, "
+              "llama.cpp.")  # fmt: skip
+@click.option("--equal", default="tokens", help="What shapes have alike: tokens, flops, "
+              "wall-clock.")  # fmt: skip
+@click.option("--prior", help="A shape prior of the field (depth from size, D = 96 L, …).")
+@click.option("--beat", metavar="MODEL", help="A model whose loss the shapes must reach.")
 @click.option("--kv-bytes-per-token", type=BYTES, help="Largest KV cache of a token: 128KiB.")
 @click.option("--tpot", type=SECONDS, help="Longest time per output token: 10ms.")
-@click.option("--fix", multiple=True, metavar="FIELD=V", help="Fix an axis: --fix d_head=128.")
+@click.option("--fix", multiple=True, metavar="FIELD=V", help="Fix an axis: --fix d_head=128, "
+              "or list its values: d_head=64,128.")  # fmt: skip
 @click.option("--bound", multiple=True, metavar="FIELD=a:b", help="Bound an axis.")
 @click.option("--objective", metavar="NAME=W,…", help="Weigh loss, training_days, "
-              "kv_bytes_per_token, decode_s for the choice.")  # fmt: skip
+              "kv_bytes_per_token, decode_s; or give an order: loss,decode_s.")  # fmt: skip
 @click.option("--multiple", type=COUNT, default=128, help="Alignment of widths.")
 @click.option("--dtype", default="bf16", help="Dtype of training and weights.")
 @click.option("--kv-dtype", default="bf16", help="Dtype of the KV cache.")
@@ -58,8 +82,13 @@ SLOW_SHAPES = 3_000_000
               "shape, front.json and report.html.")  # fmt: skip
 @click.option("--plot", type=click.Path(path_type=Path), metavar="FILE", help="The front as a "
               "picture: front.svg.")  # fmt: skip
-@click.option("--depths", metavar="L,L,…", help="Price this size at these depths, the first as "
-              "reference: at equal tokens, FLOPs and wall-clock.")  # fmt: skip
+@click.option(
+    "--depths",
+    metavar="L,L,…",
+    help="Price this size at these depths, the first as "
+    "reference, instead of at a ladder of them: equal tokens, FLOPs, wall-clock.",
+)
+@click.option("--no-depths", is_flag=True, help="Price no depths.")  # fmt: skip
 @click.option("--list-legal", is_flag=True, help="List legal (D, H, h, K); needs --fix d_model=…")
 @as_json
 def design(**given: Any) -> int:
@@ -89,7 +118,7 @@ def design(**given: Any) -> int:
         from scantling.report.figure import save_front
 
         click.echo(f"wrote {save_front(front, given['plot'])}", err=True)
-    depths = _depths(given["depths"], b)
+    depths = _depths(given, front)
     if given["as_json"]:
         from scantling.report.depths import depths_json
 
@@ -110,12 +139,23 @@ def design(**given: Any) -> int:
     return 0
 
 
-def _depths(listed: str | None, b: Any) -> list[Any]:
-    if listed is None:
-        return []
-    from scantling.report.depths import price_depths
+def _depths(given: dict[str, Any], front: Any) -> list[Any]:
+    """The depths asked for, or a ladder of them beside the choice."""
+    from scantling.report.depths import ladder, price_depths
 
-    return price_depths(b, [parse_count(n, "--depths") for n in listed.split(",")])
+    if given["depths"] is not None:
+        if given["no_depths"]:
+            raise FieldError("--depths", given["depths"], "contradicts --no-depths")
+        asked = [parse_count(n, "--depths") for n in given["depths"].split(",")]
+        rows = price_depths(front.budget, asked)
+        lost = set(asked) - {row.candidate.spec.n_layer for row in rows}
+        for n in sorted(lost):
+            click.echo(f"note: no feasible shape of this size has {n} layers", err=True)
+        return rows
+    if given["no_depths"] or not front.feasible:
+        return []
+    rows = price_depths(front.budget, ladder(front.budget), front.chosen)
+    return rows if len(rows) > 1 else []
 
 
 def _limits(given: dict[str, Any]) -> dict[str, Any]:
@@ -125,24 +165,44 @@ def _limits(given: dict[str, Any]) -> dict[str, Any]:
         f"{phase}_context": given[f"{phase}_context"] or given["context"]
         for phase in ("train", "serve")
     }
+    if given["moe"] and given["dense"]:
+        raise FieldError("--moe", None, "contradicts --dense", "give one of them")
+    fixed, listed = _fixed(given["fix"])
+    weights, order = _weights(given["objective"])
     found = {
         "params": given["params"], "tokens": given["tokens"], "flops": given["flops"],
         "vocab_size": given["vocab"], "chip": given["gpu"], "n_gpu": given["gpus"],
         "tied": True if given["tied"] else False if given["untied"] else None,
-        "tpot_s": given["tpot"], "fixed": _fixed(given["fix"]), "bounded": _bounded(given["bound"]),
-        "weights": _weights(given["objective"]), **contexts,
+        "tpot_s": given["tpot"], "ttft_s": given["ttft"], "serve_chip": given["serve_gpu"],
+        "fixed": fixed, "listed": listed, "bounded": _bounded(given["bound"]),
+        "weights": weights, "lexicographic": order, **contexts,
     }  # fmt: skip
-    same = ("serve_batch", "tolerance", "qk_norm", "tp", "days", "gpu_hours", "kv_bytes_per_token",
-            "multiple", "dtype", "kv_dtype", "law")  # fmt: skip
-    for name in ("days", "tolerance"):
+    for name in ("days", "tolerance", "price", "cost_per_million"):
         if given[name] is not None and not 0 < given[name] < 1e9:
-            raise FieldError(f"--{name}", given[name], "must be above zero")
-    found |= {name: given[name] for name in same}
+            raise FieldError(f"--{name.replace('_', '-')}", given[name], "must be above zero")
+    found |= {name: given[name] for name in PASSED}
     return {k: v for k, v in found.items() if v is not None}
 
 
-def _fixed(texts: tuple[str, ...]) -> dict[str, int]:
-    return {k: parse_count(v, f"--fix {k}") for k, v in pairs(texts, "--fix").items()}
+PASSED = (
+    "serve_batch", "tolerance", "qk_norm", "tp", "days", "gpu_hours", "kv_bytes_per_token",
+    "multiple", "dtype", "kv_dtype", "law", "active", "moe", "mixer", "layout", "window",
+    "unique_tokens", "memory", "kv_bytes", "serve_gpus", "price", "cost_per_million", "pp", "ep",
+    "quant", "runtime", "equal", "prior", "beat",
+)  # fmt: skip
+"""Limits of a budget whose option has their own name."""
+
+
+def _fixed(texts: tuple[str, ...]) -> tuple[dict[str, int], dict[str, tuple[int, ...]]]:
+    """Axes with one value, and axes with a list of them."""
+    fixed, listed = {}, {}
+    for name, text in pairs(texts, "--fix").items():
+        values = tuple(parse_count(v, f"--fix {name}") for v in text.split(","))
+        if len(values) == 1:
+            fixed[name] = values[0]
+        else:
+            listed[name] = values
+    return fixed, listed
 
 
 def _bounded(texts: tuple[str, ...]) -> dict[str, Any]:
@@ -165,7 +225,10 @@ def _bound(text: str, name: str) -> float:
         return parse_count(text, f"--bound {name}")
 
 
-def _weights(text: str | None) -> dict[str, float]:
+def _weights(text: str | None) -> tuple[dict[str, float], tuple[str, ...]]:
+    """Weights (``loss=2,decode_s=1``), or an order without any (``loss,decode_s``)."""
+    if text and "=" not in text:
+        return {}, tuple(text.split(","))
     found = {}
     for name, value in pairs(tuple(text.split(",")) if text else (), "--objective").items():
         try:
@@ -173,14 +236,14 @@ def _weights(text: str | None) -> dict[str, float]:
         except ValueError:
             raise FieldError("--objective", f"{name}={value}", "has a weight that is no number") \
                 from None  # fmt: skip
-    return found
+    return found, ()
 
 
 def _list_legal(given: dict[str, Any]) -> int:
     from scantling import search
     from scantling.report import text
 
-    fixed = _fixed(given["fix"])
+    fixed, _ = _fixed(given["fix"])
     if "d_model" not in fixed:
         raise FieldError("--list-legal", None, "needs a width", "add --fix d_model=4096")
     b = search.Budget(params=given["params"] or 10**9, tokens=1, tp=given["tp"], fixed=fixed)
