@@ -76,7 +76,7 @@ def limits(function: F) -> F:
         click.option("--multiple", type=COUNT, help="Alignment of widths; 128 by default."),
         click.option("--dtype", help="Dtype of training and weights; bf16."),
         click.option("--kv-dtype", help="Dtype of the KV cache; bf16."),
-        click.option("--law", help="Law of the loss, aspect by default (scantling laws)."),
+        click.option("--law", help="Law of the loss (scantling laws), or a law file."),
     )):  # fmt: skip
         function = option(function)
     return function

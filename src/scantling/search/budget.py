@@ -15,7 +15,7 @@ from scantling.costs.quantize import scheme
 from scantling.costs.runtimes import runtime
 from scantling.errors import FieldError, UnknownNameError, nearest
 from scantling.hardware import Chip, chip
-from scantling.laws import law
+from scantling.laws import DEFAULT, law
 from scantling.search.peers import sparse_like, usual_active, usual_total
 from scantling.search.size import flops_of, size_of
 from scantling.spec.relations import near_divisors
@@ -197,7 +197,7 @@ class Budget(Struct, frozen=True, kw_only=True):
     equal: str = "tokens"
     prior: str | None = None
     beat: str | None = None
-    law: str = "aspect"
+    law: str = DEFAULT
     dtype: str = "bf16"
     kv_dtype: str = "bf16"
     alike: float | None = None
@@ -330,7 +330,7 @@ def _sized(
     """Parameters and tokens for training FLOPs; of experts, the active size and then all."""
     size, wanted, why = size_of(
         work, trained, given["vocab_size"], given.get("train_context", 8192),
-        given.get("law", "aspect"), given.get("tied"),
+        given.get("law", DEFAULT), given.get("tied"),
     )  # fmt: skip
     if given["moe"]:
         given["active"] = size
