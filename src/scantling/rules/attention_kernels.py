@@ -47,7 +47,7 @@ def head_width_kernel(s: Subject) -> Iterator[Found]:
     if own.chip is None and s.runtime is None:
         return
     able = candidates(s)
-    if not able:
+    if not able or all(b.slow for b in able):
         return
     for (key, value), where in head_widths(s.legal).items():
         decodes = where.endswith(", decode")

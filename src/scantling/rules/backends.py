@@ -32,6 +32,7 @@ class Backend(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         rounds: Widths that work is rounded up to.
         groups: Query heads to a KV head that its fast decoding takes; none is all.
         power_of_two_groups: Whether these must be powers of two.
+        general: Whether any engine may take it, so that it stands where none is named.
         slow: Whether it is what is left where no faster one takes a head.
     """
 
@@ -49,6 +50,7 @@ class Backend(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     rounds: tuple[int, ...] = ()
     groups: tuple[int, ...] = ()
     power_of_two_groups: bool = False
+    general: bool = False
     slow: bool = False
 
     def runs_on(self, chip: Chip | None) -> bool:
@@ -115,5 +117,7 @@ def backends() -> dict[str, Backend]:
 
 def candidates(s: Subject) -> list[Backend]:
     """The backends that may run: those of the runtime, on the chip, where these were named."""
-    names = s.runtime.kernels if s.runtime is not None else tuple(backends())
-    return [backends()[n] for n in names if backends()[n].runs_on(s.setting.chip)]
+    known = backends()
+    named = s.runtime.kernels if s.runtime is not None else ()
+    names = named or tuple(n for n, b in known.items() if b.general)
+    return [known[n] for n in names if known[n].runs_on(s.setting.chip)]

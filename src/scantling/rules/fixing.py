@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from msgspec import Struct
@@ -105,10 +106,10 @@ def _with_spec(one: Subject, changes: dict[str, Any]) -> Subject | None:
     if one.config is None:
         return subject(new, one.setting, name=one.name)
     assert one.part is not None
-    keys = _keys(one, new)
-    found = _with_config(one, keys) if keys is not None else None
-    if found is not None and found.spec == new:
-        return found
+    for keys in _keys(one, new):
+        found = _with_config(one, keys)
+        if found is not None and found.spec == new:
+            return found
     try:
         whole = hf.write(new)
     except FieldError:
@@ -116,20 +117,27 @@ def _with_spec(one: Subject, changes: dict[str, Any]) -> Subject | None:
     return subject(whole, one.setting, name=one.name)
 
 
-def _keys(one: Subject, new: Spec) -> dict[str, Any] | None:
-    """The keys of the config that say another spec: those its type writes differently."""
+def _keys(one: Subject, new: Spec) -> Iterator[dict[str, Any]]:
+    """Keys of the config that say another spec: those its type writes differently.
+
+    Then those, too, that it leaves to the class: a head width, once heads no longer divide.
+    """
     assert one.part is not None
     assert one.spec is not None
-    kind = one.part.kind
+    part, kind = one.part, one.part.kind
     assembler = ASSEMBLERS[kind.assemble]
     was, now = (assembler.from_spec(spec) for spec in (one.spec, new))
     if was is None or now is None:
-        return None
+        return
     before, after = write_as(kind, was), write_as(kind, now)
     if before is None or after is None:
-        return None
-    spelled = {kind.spellings(key)[0]: name for key, name in one.part.given.items()}
-    return {spelled.get(k, k): v for k, v in after.items() if v != before.get(k)}
+        return
+    keys = {kind.spellings(key)[0]: key for key in kind.keys}
+    spelled = {k: part.given.get(keys.get(k, k), k) for k in after}
+    changes = {spelled[k]: v for k, v in after.items() if v != before.get(k)}
+    yield changes
+    if "head_dim" in after:
+        yield {**changes, spelled["head_dim"]: after["head_dim"]}
 
 
 def _with_config(one: Subject, changes: dict[str, Any]) -> Subject | None:

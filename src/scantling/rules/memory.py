@@ -93,7 +93,8 @@ def cache_fits(s: Subject) -> Iterator[Found]:
     most = longest_cached(s.legal, left, batch, plan=plan).tokens
     yield Found(level, "context", f"weights {bytes_text(weights)} and caches {bytes_text(cache)} of "
                 f"{batch} × {own.context} tokens on {own.chip.key}, which holds {bytes_text(room)}",
-                Fix(text=f"--context {most}, a smaller batch, or more chips"),
+                Fix(text=f"--context {most}, a smaller batch, or more chips" if most else
+                    "more chips, or weights in fewer bits"),
                 exact(cache + weights - FILLED * room, "bytes too many on a chip"))  # fmt: skip
 
 

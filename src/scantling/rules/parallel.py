@@ -110,7 +110,7 @@ def tp_kv_copies(s: Subject) -> Iterator[Found]:
     tp = s.setting.tp
     for path, a in s.attentions if tp > 1 else ():
         kv = int(a.n_kv_head)
-        if kv >= tp or tp % kv:
+        if kv >= tp or tp % kv or int(a.n_head) % tp:
             continue
         copies = kv_replication(kv, tp).copies
         more = cache_per_token(s.legal) * (copies - 1)

@@ -47,7 +47,7 @@ def faster(s: Subject, field: str, value: int) -> Quantity | None:
     if not found:
         return None
     q = found[0].gain
-    return Quantity(value=q.value, low=q.low, high=q.high, unit="time now / then", kind=q.kind,
+    return Quantity(value=q.value, low=q.low, high=q.high, unit="times as fast", kind=q.kind,
                     why=(text, *q.why))  # fmt: skip
 
 

@@ -34,6 +34,11 @@ def _field(c: Cut) -> str:
     return FIELDS.get(c.tensor.rpartition(".")[2], c.tensor)
 
 
+def _distinct(bad: list[Cut]) -> Iterator[Cut]:
+    """One side of each width and field: gate and up are cut alike."""
+    yield from {(_field(c), c.width, c.degree, c.unit): c for c in reversed(bad)}.values()
+
+
 def _fix(s: Subject, own: Scheme) -> Fix | None:
     plan = s.setting.plan
     etp = plan.expert_tp
@@ -75,8 +80,8 @@ def quant_groups(s: Subject) -> Iterator[Found]:
     if own is None or own.out_unit > 1 or not bad:
         return
     fix = _fix(s, own)
-    for text, c in {c.text: c for c in bad}.items():
-        yield Found("error", s.key(_field(c)), f"{own.name}: {text}", fix)
+    for c in _distinct(bad):
+        yield Found("error", s.key(_field(c)), f"{own.name}: {c.text}", fix)
 
 
 @rule("SC402", "quant-blocks", "deepseek-v3-fp8", *SCHEMES)
@@ -95,8 +100,8 @@ def quant_blocks(s: Subject) -> Iterator[Found]:
     if own is None or own.out_unit == 1 or not bad:
         return
     fix = _fix(s, own)
-    for text, c in {c.text: c for c in bad}.items():
-        yield Found("error", s.key(_field(c)), f"{own.name}: {text}", fix)
+    for c in _distinct(bad):
+        yield Found("error", s.key(_field(c)), f"{own.name}: {c.text}", fix)
 
 
 @rule("SC403", "quant-kernel-tile", *SCHEMES)
@@ -112,8 +117,9 @@ def quant_kernel_tile(s: Subject) -> Iterator[Found]:
     for c in _sides(s):
         if c.ok and c.kernel and c.kernel not in told:
             told.add(c.kernel)
-            yield Found("warning", s.key(_field(c)), f"{c.tensor}: {c.kernel}",
-                        Fix(text=f"{s.key(_field(c))} so that it is a multiple of 128 on a rank"))  # fmt: skip
+            known = FIELDS.get(c.tensor.rpartition(".")[2])
+            fix = Fix(text=f"{s.key(known)} a multiple of 128 on every rank") if known else None
+            yield Found("warning", s.key(_field(c)), f"{c.tensor}: {c.kernel}", fix)
 
 
 @rule("SC404", "kquant-rows", "llama-cpp-quant")

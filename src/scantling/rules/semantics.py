@@ -227,6 +227,8 @@ def head_width_said(s: Subject) -> Iterator[Found]:
     width, heads, head = part.whole("d_model"), part.whole("n_head"), part.whole("d_head")
     if width is None or heads is None or head is None or part.field("kv_rank") is not None:
         return
+    if "num_attention_heads" not in part.kind.keys:
+        return
     derived = width / heads
     given = part.config.get("head_dim")
     if "head_dim" not in part.kind.keys:
@@ -320,6 +322,8 @@ def values_possible(s: Subject) -> Iterator[Found]:
                              ("d_ff", 8, 1_000_000), ("vocab_size", 10, 5_000_000),
                              ("max_context", 8, 200_000_000), ("d_head", 4, 1_024)):  # fmt: skip
         value: Any = part.whole(field)
+        if field == "d_head" and "num_attention_heads" not in part.kind.keys:
+            continue
         if value is not None and not low <= value <= high:
             key = part.key(field)
             yield Found("warning", key, f"{key} {value:,} is no size of a model; released ones have "
