@@ -162,7 +162,9 @@ def _fix(
         try:
             given["out"].write_text(config_text(found.config), "utf-8")
         except OSError as error:
-            raise FieldError("--out", given["out"], f"cannot be written: {error.strerror}") from None
+            raise FieldError(
+                "--out", given["out"], f"cannot be written: {error.strerror}"
+            ) from None
         click.echo(f"wrote {given['out']}", err=True)
     return found.after
 

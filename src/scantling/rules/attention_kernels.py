@@ -58,21 +58,22 @@ def head_width_kernel(s: Subject) -> Iterator[Found]:
             continue
         padded = [(b, t) for b, t in found if t.verdict == "padded" and not b.slow]
         slow = [b for b, t in found if t.verdict != "no" and b.slow]
-        where = where.partition(",")[0]
+        place = where.partition(",")[0]
         field = s.key("d_head") if key == value else s.key("d_value")
         if padded:
             b, t = padded[0]
             width = t.width or key
-            yield Found("warning", field, f"{where}: {b.title} runs heads of {_shown(key, value)} "
+            yield Found("warning", field, f"{place}: {b.title} runs heads of {_shown(key, value)} "
                         f"padded to {width}", _advice(key),
-                        exact(width / key - 1, "attention work for nothing"), b.sources)  # fmt: skip
+                        exact(width / key - 1, "attention work for nothing"), b.sources
+            )  # fmt: skip
             continue
         fallback = s.runtime is None or s.runtime.fallback or bool(slow)
         level: Level = "warning" if fallback else "error"
         names = ", ".join(b.title for b in able if not b.slow) or "no fused kernel"
         left = f"; {slow[0].title} is left" if slow else ""
         left = left or ("; scores go through memory" if fallback else "; it has no other way")
-        text = f"{where}: no fused kernel takes heads of {_shown(key, value)} ({names}){left}"
+        text = f"{place}: no fused kernel takes heads of {_shown(key, value)} ({names}){left}"
         if own.chip is not None and s.runtime is None:
             text += f": {width_note(own.chip, key, value)}"
         fix = None if decodes else _advice(key)
@@ -100,9 +101,10 @@ def head_width_rounded(s: Subject) -> Iterator[Found]:
             continue
         b, width = min(taken, key=lambda one: one[1])
         if width > key:
-            yield Found("warning", s.key("d_head"), f"{where}: heads of {key} do the work of {width}"
-                        f" in {b.title}", _advice(key),
-                        exact(width / key - 1, "attention work for nothing"), b.sources)  # fmt: skip
+            yield Found("warning", s.key("d_head"), f"{where}: heads of {key} do the work of "
+                        f"{width} in {b.title}", _advice(key),
+                        exact(width / key - 1, "attention work for nothing"), b.sources
+            )  # fmt: skip
 
 
 @rule("SC333", "head-width-portable", *KERNELS)
@@ -174,7 +176,8 @@ def group_power_of_two(s: Subject) -> Iterator[Found]:
                                             ("FlashInfer's CUDA-core decoding", flashinfer))
                 if is_lost]  # fmt: skip
         hit = (named == "flex" and flex) or (named == "flashinfer" and flashinfer)
-        yield Found("warning" if hit else "info", s.key("n_kv_head"), f"{path}: {group} query heads "
+        yield Found("warning" if hit else "info", s.key("n_kv_head"), f"{path}: {group} query "
+                    "heads "
                     f"to a KV head: without {' and '.join(lost)}")  # fmt: skip
         return
 
@@ -193,7 +196,8 @@ def low_precision_heads(s: Subject) -> Iterator[Found]:
     for path, a in s.attentions:
         head = int(a.d_head)
         if head % 16:
-            yield Found("warning", s.key("d_head"), f"{path}: heads of {head} are no multiple of 16,"
+            yield Found("warning", s.key("d_head"), f"{path}: heads of {head} are no multiple "
+                        "of 16,"
                         " which attention in FP8 asks for: it stays in BF16",
                         Fix(text=f"heads of {round(head / 16) * 16 or 16}"))  # fmt: skip
             return

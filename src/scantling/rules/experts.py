@@ -11,6 +11,12 @@ from scantling.rules.price import exact, faster
 from scantling.rules.registry import Fix, Found, Level, rule
 from scantling.rules.subject import Subject
 
+STEPS = (
+    "first_k_dense_replace", "decoder_sparse_step", "expert_layer_period", "moe_layer_freq",
+    "interleave_moe_layer_step", "moe_layer_start_index",
+)  # fmt: skip
+"""Keys that say from which layer, or every how many, there are experts."""
+
 
 def _number(value: object) -> float | None:
     good = isinstance(value, int | float) and not isinstance(value, bool)
@@ -63,7 +69,8 @@ def expert_groups(s: Subject) -> Iterator[Found]:
     elif k is not None and experts // groups * chosen < k:
         least = math.ceil(k / (experts // groups))
         yield Found("error", own, f"{chosen} groups of {experts // groups} experts hold fewer than "
-                    f"the {k} a token passes", Fix(text=f"{own} {least}", config={own: least}))  # fmt: skip
+                    f"the {k} a token passes", Fix(text=f"{own} {least}", config={own: least})
+        )  # fmt: skip
 
 
 @rule("SC803", "active-share", "clark2022", "krajewski2024", "abnar2025")
@@ -81,11 +88,13 @@ def active_share(s: Subject) -> Iterator[Found]:
         if n > 1 and share >= 0.5:
             level: Level = "warning" if share > 0.5 else "info"
             every = "all" if k == n else f"{share:.0%}"
-            yield Found(level, s.key("top_k"), f"{path}: a token passes {every} of {n} experts: the "
+            yield Found(level, s.key("top_k"), f"{path}: a token passes {every} of {n} experts: "
+                        "the "
                         "memory of experts and the time of a dense model",
                         Fix(text=f"{s.key('top_k')} {max(1, n // 8)}"))  # fmt: skip
         elif share < 0.01:
-            yield Found("info", s.key("top_k"), f"{path}: a token passes {share:.2%} of the experts; "
+            yield Found("info", s.key("top_k"), f"{path}: a token passes {share:.2%} of the "
+                        "experts; "
                         "losses were measured down to 3 %")  # fmt: skip
         return
 
@@ -164,8 +173,7 @@ def dense_first_layers(s: Subject) -> Iterator[Found]:
     layers, experts = part.whole("n_layer"), part.whole("n_expert")
     if layers is None or experts is None:
         return
-    for key in ("first_k_dense_replace", "decoder_sparse_step", "expert_layer_period",
-                "moe_layer_freq", "interleave_moe_layer_step", "moe_layer_start_index"):  # fmt: skip
+    for key in STEPS:
         value: Any = part.values.get(key)
         spelling = part.given.get(key)
         if spelling is None or not isinstance(value, int) or isinstance(value, bool):
@@ -173,7 +181,8 @@ def dense_first_layers(s: Subject) -> Iterator[Found]:
         least = layers if key in {"first_k_dense_replace", "moe_layer_start_index"} else layers + 1
         if value >= least:
             yield Found("warning", spelling, f"{spelling} {value} of {layers} layers: no layer has "
-                        f"one of the {experts} experts", Fix(text=f"{spelling} below {layers}"))  # fmt: skip
+                        f"one of the {experts} experts", Fix(text=f"{spelling} below "
+                                    f"{layers}"))  # fmt: skip
             return
         if key == "first_k_dense_replace" and value > layers / 4:
             yield Found("info", spelling, f"the first {value} of {layers} layers are dense: two of "
@@ -195,7 +204,8 @@ def shared_expert(s: Subject) -> Iterator[Found]:
         routed, shared = int(e.top_k) * int(e.d_expert), int(e.shared.d_shared)
         if shared > routed:
             yield Found("info", s.key("d_shared"), f"{path}: the shared expert ({shared}) is wider "
-                        f"than the {int(e.top_k)} routed ones a token passes ({routed})")  # fmt: skip
+                        f"than the {int(e.top_k)} routed ones a token passes "
+                                    f"({routed})")  # fmt: skip
             return
 
 
@@ -217,11 +227,14 @@ def expert_capacity(s: Subject) -> Iterator[Found]:
             continue
         if factor < 1:
             lost = 1 - factor
-            yield Found("warning", key, f"a capacity of {factor:g} of the average drops {lost:.0%} of "
+            yield Found("warning", key, f"a capacity of {factor:g} of the average drops "
+                        f"{lost:.0%} of "
                         "the tokens though routing is even", Fix(text=f"{key} 1.25",
                         config={key: 1.25}), exact(lost, "tokens dropped"))  # fmt: skip
         elif factor > 4:
-            yield Found("info", key, f"a capacity of {factor:g} times the average is mostly padding")
+            yield Found(
+                "info", key, f"a capacity of {factor:g} times the average is mostly padding"
+            )
     tokens = _number(config.get("expert_capacity"))
     context = s.setting.context
     experts, k = s.raw.whole("n_expert") or s.raw.whole("num_experts"), s.raw.whole("top_k") or 1
@@ -253,9 +266,11 @@ def router_balance(s: Subject) -> Iterator[Found]:
         if weight > 0.1:
             trains: Level = "warning" if s.setting.phase == "train" else "info"
             yield Found(trains, key, f"a balance loss of {weight:g} outweighs the loss of "
-                        "language", Fix(text=f"{key} 0.01 or less", config={key: 0.01}))  # fmt: skip
+                        "language", Fix(text=f"{key} 0.01 or less", config={key: 0.01})
+            )  # fmt: skip
         elif weight < 0:
-            yield Found("warning", key, f"a balance loss of {weight:g} pushes tokens to few experts",
+            yield Found("warning", key, f"a balance loss of {weight:g} pushes tokens to few "
+                        "experts",
                         Fix(text=f"{key} 0.001", config={key: 0.001}))  # fmt: skip
         elif weight == 0 and not corrected and s.setting.phase == "train":
             yield Found("warning", key, "nothing balances the router", Fix(text=f"{key} 0.001",

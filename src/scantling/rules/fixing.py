@@ -178,7 +178,7 @@ def _price(before: Spec | None, after: Spec | None) -> dict[str, Any]:
         return {}
     from scantling.costs.count import flops, parameters
 
-    sizes = [int(parameters(spec).total) for spec in (before, after)]  # type: ignore[call-overload]
+    sizes = [int(parameters(spec).total) for spec in (before, after)]
     work = [float(flops(spec, context=1024).train) / 1024 for spec in (before, after)]
     loss: Quantity = loss_of_change(before, after)
     return {

@@ -69,7 +69,7 @@ def _round(s: Subject, w: Width, step: int) -> Fix | None:
     near = abs(value / w.whole - 1) <= 0.02
     key = s.key(w.field)
     distinct = {v.whole for v in widths(s) if v.field == w.field}
-    if len(distinct) != 1 or key in {"n_shared_experts"}:
+    if len(distinct) != 1 or key == "n_shared_experts":
         return Fix(text=f"{key} {value}")
     return Fix(text=f"{key} {value}", spec={w.field: value}, keeps=("params",) if near else ())
 
@@ -153,7 +153,8 @@ def low_precision_widths(s: Subject) -> Iterator[Found]:
     for w in widths(s):
         if w.own % multiple:
             fix = _round(s, w, max(64, multiple))
-            yield Found("error", s.key(w.field), f"{w.path}: {w.text} is no multiple of {multiple}, "
+            yield Found("error", s.key(w.field), f"{w.path}: {w.text} is no multiple of "
+                        f"{multiple}, "
                         f"which {dtype} asks for", fix)  # fmt: skip
 
 
@@ -174,7 +175,8 @@ def low_precision_tokens(s: Subject) -> Iterator[Found]:
     if tokens % step:
         padded = tokens + -tokens % step
         level: Level = "error" if own.phase == "train" else "warning"
-        yield Found(level, "context", f"{tokens} tokens are no multiple of {step}, which {own.dtype}"
+        yield Found(level, "context", f"{tokens} tokens are no multiple of {step}, which "
+                    f"{own.dtype}"
                     f" asks of every dimension: pad to {padded}",
                     Fix(text=f"batch × context {padded}"))  # fmt: skip
 
@@ -221,7 +223,8 @@ def old_tensor_cores(s: Subject) -> Iterator[Found]:
         if w.own % step:
             fix = _round(s, w, 64) if w.field != "vocab_size" else Fix(
                 text=f"a multiple of 64: {near_multiple(w.whole, 64)}")  # fmt: skip
-            yield Found("error", s.key(w.field), f"{w.path}: {w.text} is no multiple of {step}: this "
+            yield Found("error", s.key(w.field), f"{w.path}: {w.text} is no multiple of {step}: "
+                        "this "
                         "cuBLAS uses no tensor cores for it", fix)  # fmt: skip
 
 
@@ -242,7 +245,8 @@ def tile_waste(s: Subject) -> Iterator[Found]:
     for w in widths(s):
         share = _filled(tokens, w.own, 128)
         if share < 0.9 and tokens >= 128 and w.own >= 64:
-            yield Found("info", s.key(w.field), f"{w.path}: {tokens} × {w.own} fills {share:.0%} of "
+            yield Found("info", s.key(w.field), f"{w.path}: {tokens} × {w.own} fills "
+                        f"{share:.0%} of "
                         "its tiles of 128 × 128", _round(s, w, 128))  # fmt: skip
 
 
@@ -346,8 +350,8 @@ def grouped_tokens(s: Subject) -> Iterator[Found]:
         rows = (own.batch or 1) * own.context * int(e.top_k)
         waste = int(e.n_expert) * (unit - 1) / 2 / rows
         if waste > 0.05:
-            yield Found("warning", "batch", f"{path}: {rows} routed rows in {int(e.n_expert)} groups "
+            yield Found("warning", "batch", f"{path}: {rows} routed rows in {int(e.n_expert)} "
+                        "groups "
                         f"of a multiple of {unit}: about {waste:.0%} padding",
                         Fix(text="more tokens a step, or experts spread over ranks"))  # fmt: skip
             return
-

@@ -45,7 +45,8 @@ def size_label(s: Subject) -> Iterator[Found]:
     if abs(near / wanted - 1) > FAR:
         yield Found("warning", "name", f"{s.plain_name} has {total / 1e9:.3g} B parameters "
                     f"({label} {near / 1e9:.3g} B is the nearest reading)",
-                    Fix(text=f"{total / 1e9:.2g}B" if total > 1e9 else f"{total / 1e6:.3g}M"))  # fmt: skip
+                    Fix(text=f"{total / 1e9:.2g}B" if total > 1e9 else f"{total / 1e6:.3g}M")
+        )  # fmt: skip
 
 
 @rule("SC022", "active-label", "transformers")
@@ -61,7 +62,8 @@ def active_label(s: Subject) -> Iterator[Found]:
     readings = (float(p.active), float(p.active_body))
     near = min(readings, key=lambda n: abs(n / wanted - 1))
     if abs(near / wanted - 1) > FAR:
-        yield Found("warning", "name", f"a token of {s.plain_name} passes {readings[0] / 1e9:.3g} B "
+        yield Found("warning", "name", f"a token of {s.plain_name} passes "
+                    f"{readings[0] / 1e9:.3g} B "
                     "parameters", Fix(text=f"A{readings[0] / 1e9:.2g}B"))  # fmt: skip
 
 
@@ -81,4 +83,5 @@ def stale_upload(s: Subject) -> Iterator[Found]:
         if same and named and part.values.get(one["key"]) == one["value"]:
             key = part.given.get(one["key"], one["key"])
             yield Found("info", key, f"{key} {one['value']}: {one['note']}",
-                        Fix(text=f"{key} {one['right']}"), source=tuple(one["sources"]))  # fmt: skip
+                        Fix(text=f"{key} {one['right']}"), source=tuple(one["sources"])
+            )  # fmt: skip

@@ -24,7 +24,7 @@ STATE_BYTES = 16
 def _weights(s: Subject) -> float:
     """Bytes of the weights on the fullest rank."""
     own = s.scheme or "bf16"
-    if s.setting.dtype in {"fp32"} and s.setting.quant is None:
+    if s.setting.dtype == "fp32" and s.setting.quant is None:
         own = "fp32"
     plan = s.setting.plan
     whole = not any(tp_reasons(s.legal, plan.tp)) and int(s.legal.n_layer) >= plan.pp
@@ -53,15 +53,16 @@ def weights_fit(s: Subject) -> Iterator[Found]:
         held = STATE_BYTES * total / n
         if held > room:
             least = int(-(-STATE_BYTES * total // (FILLED * room)))
-            yield Found("error", "gpus", f"weights, gradients and states take {bytes_text(held)} on "
+            yield Found("error", "gpus", "weights, gradients and states take "
+                        f"{bytes_text(held)} on "
                         f"each of {n} × {chip.key}, which hold {bytes_text(room)}, shared out at "
                         "best", Fix(text=f"{least} chips or more, or adapters"),
                         exact(held - room, "bytes too many on a chip"))  # fmt: skip
         return
     if held > room:
-        least = next((n for n in (2, 4, 8, 16, 32, 64) if held * s.setting.tp / n < FILLED * room
+        more = next((n for n in (2, 4, 8, 16, 32, 64) if held * s.setting.tp / n < FILLED * room
                       and not any(tp_reasons(s.legal, n))), None)  # fmt: skip
-        text = f"TP {least}" if least else "more chips"
+        text = f"TP {more}" if more else "more chips"
         yield Found("error", "gpu", f"the weights take {bytes_text(held)} on a chip, {chip.key} "
                     f"holds {bytes_text(room)}", Fix(text=f"{text}, or weights in fewer bits"),
                     exact(held - room, "bytes too many on a chip"))  # fmt: skip
@@ -91,7 +92,8 @@ def cache_fits(s: Subject) -> Iterator[Found]:
     level: Level = "error" if cache + weights > room else "warning"
     left = max(FILLED * room - weights, 0.0)
     most = longest_cached(s.legal, left, batch, plan=plan).tokens
-    yield Found(level, "context", f"weights {bytes_text(weights)} and caches {bytes_text(cache)} of "
+    yield Found(level, "context", f"weights {bytes_text(weights)} and caches "
+                f"{bytes_text(cache)} of "
                 f"{batch} × {own.context} tokens on {own.chip.key}, which holds {bytes_text(room)}",
                 Fix(text=f"--context {most}, a smaller batch, or more chips" if most else
                     "more chips, or weights in fewer bits"),
@@ -136,7 +138,8 @@ def page_waste(s: Subject) -> Iterator[Found]:
         return
     waste = -(-context // page) * page - context
     if waste > 0.05 * context:
-        yield Found("info", "context", f"{context} tokens take {-(-context // page)} pages of {page}:"
+        yield Found("info", "context", f"{context} tokens take {-(-context // page)} pages of "
+                    f"{page}:"
                     f" {waste} of them empty", None,
                     exact(waste * cache_per_token(s.legal), "bytes a sequence"))  # fmt: skip
 
@@ -159,8 +162,7 @@ def logits_memory(s: Subject) -> Iterator[Found]:
     if room is not None and held > 0.25 * room:
         level: Level = "error" if held > room else "warning"
         yield Found(level, "batch", f"logits of {tokens} tokens and their gradient take "
-                    f"{bytes_text(held)} in FP32, {held / room:.0%} of {own.chip.key if own.chip else ''}",
+                    f"{bytes_text(held)} in FP32, {held / room:.0%} of "
+                    f"{own.chip.key if own.chip else ''}",
                     Fix(text="a chunked loss, or a smaller micro-batch"),
                     exact(held, "bytes"))  # fmt: skip
-
-

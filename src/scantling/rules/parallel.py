@@ -34,8 +34,8 @@ def _tp_fix(s: Subject) -> Fix:
     changes = nearest_change(s.legal, "tp", tp)
     if s.experts:
         wide = [int(e.d_expert) for _, e in s.experts]
-        changes |= {"d_expert": near_multiple(w, 64 * tp) for w in wide
-                    if w % expert_tp(s.setting.plan)}  # fmt: skip
+        if any(w % expert_tp(s.setting.plan) for w in wide):
+            changes["d_expert"] = near_multiple(max(wide), 64 * tp)
     if "d_ff" in changes:
         changes["d_ff"] = near_multiple(changes["d_ff"], 64 * tp)
     if not changes or changed(s.legal, **changes) is None:
@@ -69,7 +69,8 @@ def tp_heads(s: Subject) -> Iterator[Found]:
                 waste = padded_heads(n, tp)
                 yield Found("error", s.key(field), f"{path}: {n} {words} cannot be split over TP "
                             f"{tp}; padded to {waste.heads} they waste {waste.waste:.1%}",
-                            _tp_fix(s), exact(waste.waste, "attention work for nothing"))  # fmt: skip
+                            _tp_fix(s), exact(waste.waste, "attention work for "
+                                        "nothing"))  # fmt: skip
                 return
 
 
@@ -223,7 +224,8 @@ def ep_experts(s: Subject) -> Iterator[Found]:
             uneven = s.runtime is not None and s.runtime.experts == "any"
             waste = math.ceil(n / ep) * ep / n - 1
             yield Found("warning" if uneven else "error", "ep", f"{path}: {n} experts cannot be "
-                        f"split over EP {ep}", advice, exact(waste, "of the experts' time"))  # fmt: skip
+                        f"split over EP {ep}", advice, exact(waste, "of the experts' "
+                                    "time"))  # fmt: skip
         return
 
 
@@ -348,4 +350,5 @@ def sequence_parallel(s: Subject) -> Iterator[Found]:
     if own.context // own.cp % own.tp:
         yield Found("warning", "context", f"{own.context // own.cp} tokens of a rank cannot be "
                     f"split over TP {own.tp} by sequence: norms and residuals stay whole on every "
-                    "rank", Fix(text=f"--context {near_multiple(own.context, own.cp * own.tp)}"))  # fmt: skip
+                    "rank", Fix(text="--context "
+                                f"{near_multiple(own.context, own.cp * own.tp)}"))  # fmt: skip

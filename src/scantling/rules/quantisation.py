@@ -148,7 +148,7 @@ def kquant_rows(s: Subject) -> Iterator[Found]:
         text = replaced(own.packing.base, width)
         if text:
             bits = float(weight_memory(spec, own).bits_per_weight)
-            up = int(round_up(width, 256))  # type: ignore[call-overload]
+            up = int(round_up(width, 256))
             yield Found("warning", s.key(field), f"{own.name}: {text}",
                         Fix(text=f"{up}, a multiple of 256"),
                         exact(round(bits, 3), "bits a weight in all"))  # fmt: skip
@@ -172,7 +172,7 @@ def mxfp4_padding(s: Subject) -> Iterator[Found]:
         return
     for _, e in s.experts:
         width, model = int(e.d_expert), int(s.legal.d_model)
-        f, d = (int(round_up(n, p)) for n, p in zip((width, model), own.pad, strict=True))  # type: ignore[call-overload]
+        f, d = (int(round_up(n, p)) for n, p in zip((width, model), own.pad, strict=True))
         yield Found("warning", s.key("d_expert"), f"{own.name}: kernels pad experts of {width} × "
                     f"{model} to {f} × {d}", Fix(text=f"widths that are multiples of {own.pad[0]} "
                     f"and {own.pad[1]}"), exact(extra, "bytes of padding"))  # fmt: skip

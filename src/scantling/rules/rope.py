@@ -1,4 +1,4 @@
-"""Rotary positions: scalings that are illegal, do nothing or contradict themselves (SC701 to SC711)."""
+"""Rotary positions: scalings that are illegal, do nothing, contradict themselves (SC701 on)."""
 
 from __future__ import annotations
 
@@ -44,8 +44,9 @@ def _original(part: Partial) -> int | None:
 
 def _factor(part: Partial) -> float | None:
     found = _settings(part).get("factor")
-    good = isinstance(found, int | float) and not isinstance(found, bool)
-    return float(found) if good else None
+    if isinstance(found, bool) or not isinstance(found, int | float):
+        return None
+    return float(found)
 
 
 def _head(part: Partial) -> tuple[int, float] | None:
@@ -151,7 +152,8 @@ def rope_dynamic_length(s: Subject) -> Iterator[Found]:
                     f"{original}, it does nothing up to there", Fix(text=f"{key} {original}",
                     config={key: original}))  # fmt: skip
     elif original is None and factor > 1 and limit in {int(factor * n) for n in (2048, 4096, 8192)}:
-        yield Found("warning", key, f"dynamic scaling acts beyond {limit} tokens only; if the model "
+        yield Found("warning", key, f"dynamic scaling acts beyond {limit} tokens only; if the "
+                    "model "
                     f"was trained at {limit / factor:g}, that is what must stand here",
                     Fix(text=f"{key} {limit / factor:g}"))  # fmt: skip
 
@@ -202,7 +204,8 @@ def longrope_tables(s: Subject) -> Iterator[Found]:
                         Fix(text=f"{pairs} factors"))  # fmt: skip
         elif len(table) != pairs:
             yield Found("error", FIELD, f"{key} has {len(table)} factors for {pairs} pairs that "
-                        f"turn ({head[0]} × {head[1]:g} / 2)", Fix(text=f"{pairs} factors"))  # fmt: skip
+                        f"turn ({head[0]} × {head[1]:g} / 2)", Fix(text=f"{pairs} "
+                                    "factors"))  # fmt: skip
         elif not all(isinstance(x, int | float) and x > 0 for x in table):
             yield Found("error", FIELD, f"{key} holds factors that are not above zero")
     if _original(part) is None:
@@ -254,7 +257,8 @@ def rope_noop(s: Subject) -> Iterator[Found]:
     if limit and original and original > limit:
         yield Found("warning", FIELD, f"original_max_position_embeddings {original} lies beyond "
                     f"max_position_embeddings {limit}",
-                    Fix(text=f"max_position_embeddings {int(original * (factor or 1))}"))  # fmt: skip
+                    Fix(text="max_position_embeddings "
+                                f"{int(original * (factor or 1))}"))  # fmt: skip
 
 
 @rule("SC708", "llama3-frequencies", "llama3-herd", "transformers", reads="config")
@@ -273,13 +277,16 @@ def llama3_frequencies(s: Subject) -> Iterator[Found]:
     low, high = settings.get("low_freq_factor"), settings.get("high_freq_factor")
     if isinstance(low, int | float) and isinstance(high, int | float) and high <= low:
         level: Level = "info" if high == low else "warning"
+        usual = {**settings, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
         yield Found(level, FIELD, f"high_freq_factor {high:g} does not exceed low_freq_factor "
                     f"{low:g}", Fix(text="low 1, high 4",
-                    config={FIELD: {**settings, "low_freq_factor": 1.0, "high_freq_factor": 4.0}}))  # fmt: skip
+                    config={FIELD: usual})
+        )  # fmt: skip
     limit, original = _given_limit(part), _original(part)
     if limit and original and limit <= original and original == limit:
         yield Found("warning", FIELD, f"llama3 scaling, and the length {limit} is still the "
-                    "original", Fix(text=f"max_position_embeddings {int(original * 8)}"))  # fmt: skip
+                    "original", Fix(text="max_position_embeddings "
+                                f"{int(original * 8)}"))  # fmt: skip
 
 
 @rule("SC709", "rope-base", "men2024")
@@ -333,9 +340,11 @@ def context_beyond_positions(s: Subject) -> Iterator[Found]:
         return
     if isinstance(table, LearnedPosition):
         yield Found("error", s.key("max_context"), f"{context} tokens, and {int(limit)} learned "
-                    "positions: the rest has no row", Fix(text=f"--context {int(limit)}"))  # fmt: skip
+                    "positions: the rest has no row", Fix(text="--context "
+                                f"{int(limit)}"))  # fmt: skip
     elif any(isinstance(a.position, Rope) for _, a in s.attentions) or s.latents:
-        yield Found("warning", s.key("max_context"), f"{context} tokens are {context / int(limit):.3g}"
+        yield Found("warning", s.key("max_context"), f"{context} tokens are "
+                    f"{context / int(limit):.3g}"
                     f" times the {int(limit)} the model was made for",
                     Fix(text="scale the positions: export --context --rope yarn"))  # fmt: skip
 
@@ -354,5 +363,3 @@ def window_noop(s: Subject) -> Iterator[Found]:
             yield Found("info", s.key("window"), f"{path}: a window of {int(a.span.window)} in a "
                         f"context of {context} hides nothing")  # fmt: skip
             return
-
-

@@ -1,4 +1,4 @@
-"""What a config says: values that are none, keys nobody reads, classes that refuse (SC001 to SC015)."""
+"""What a config says: values that are none, keys nobody reads, classes that refuse (SC001 on)."""
 
 from __future__ import annotations
 
@@ -158,7 +158,8 @@ def spellings_disagree(s: Subject) -> Iterator[Found]:
     if isinstance(inner, dict):
         tie, own = outer.get("tie_word_embeddings"), inner.get("tie_word_embeddings")
         if isinstance(tie, bool) and isinstance(own, bool) and tie != own:
-            yield Found("warning", "tie_word_embeddings", f"tie_word_embeddings is {str(tie).lower()}"
+            yield Found("warning", "tie_word_embeddings", "tie_word_embeddings is "
+                        f"{str(tie).lower()}"
                         f" outside and {str(own).lower()} inside text_config",
                         Fix(text="say it once"))  # fmt: skip
 
@@ -179,7 +180,7 @@ def layer_list_length(s: Subject) -> Iterator[Found]:
         if key not in part.given or not isinstance(value, list) or layers is None:
             continue
         n, name = len(value), part.given[key]
-        if n == 0 or n == layers:
+        if n in {0, layers}:
             continue
         level: Level = "error" if n < layers else "warning"
         rest = "the last layers are of no kind" if n < layers else "the rest is cut"
@@ -245,7 +246,8 @@ def head_width_said(s: Subject) -> Iterator[Found]:
                     f"and not {width} / {heads} = {derived:g}", right)  # fmt: skip
     elif said and head * heads != width:
         yield Found("info", part.given["head_dim"], f"{heads} heads of {head} are "
-                    f"{heads * head / width:.3g} times the width {width}: three free numbers")  # fmt: skip
+                    f"{heads * head / width:.3g} times the width {width}: three free "
+                                "numbers")  # fmt: skip
 
 
 @rule("SC011", "class-and-type", "transformers", reads="config")
@@ -267,7 +269,8 @@ def class_and_type(s: Subject) -> Iterator[Found]:
     kind = model_types()[str(own)]
     if kind.architecture == named[0] or (kind.text or own) in types or s.raw.kind.name in types:
         return
-    yield Found("warning", "architectures", f"{named[0]} is the class of {types[0]}, and model_type "
+    yield Found("warning", "architectures", f"{named[0]} is the class of {types[0]}, and "
+                "model_type "
                 f"is {own}", Fix(text=f"{kind.architecture}" if kind.architecture else
                                  f"model_type {types[0]}"))  # fmt: skip
 
@@ -288,7 +291,8 @@ def tie_and_checkpoint(s: Subject) -> Iterator[Found]:
     stored = any(n.endswith(ends) and "attn" not in n and "attention" not in n for n in names)
     key = s.raw.key("tied")
     if s.spec.tied and stored:
-        yield Found("warning", key, "the model is tied and its checkpoint stores a head: loaders drop"
+        yield Found("warning", key, "the model is tied and its checkpoint stores a head: "
+                    "loaders drop"
                     " it", Fix(text=f"{key} false if they differ", config={}))  # fmt: skip
     elif not s.spec.tied and not stored:
         yield Found("error", key, "the model is untied and its checkpoint stores no head: it would "
@@ -326,5 +330,6 @@ def values_possible(s: Subject) -> Iterator[Found]:
             continue
         if value is not None and not low <= value <= high:
             key = part.key(field)
-            yield Found("warning", key, f"{key} {value:,} is no size of a model; released ones have "
+            yield Found("warning", key, f"{key} {value:,} is no size of a model; released ones "
+                        "have "
                         f"{low:,} to {high:,}")  # fmt: skip

@@ -39,7 +39,9 @@ def ffn_ratio(s: Subject) -> Iterator[Found]:
     for path, e in s.experts:
         shared = 0 if e.shared is None else int(e.shared.d_shared)
         passed = int(e.top_k) * int(e.d_expert) + shared
-        beside = [d for p, d, _ in _dense_ratios(s) if p.rpartition(".")[0] == path.rpartition(".")[0]]
+        beside = [
+            d for p, d, _ in _dense_ratios(s) if p.rpartition(".")[0] == path.rpartition(".")[0]
+        ]
         found.append((path, "d_expert", (passed + sum(beside)) / width, e.gated))
     for path, field, ratio, gated in found:
         prior = facts()["prior"]["ffn_gated" if gated else "ffn_plain"]
@@ -50,7 +52,8 @@ def ffn_ratio(s: Subject) -> Iterator[Found]:
         kind = "gated" if gated else "plain"
         near = round((8 / 3 if gated else 4) * width / 128) * 128 or 128
         fix = Fix(text=f"{s.key(field)} {near} is the usual one") if field == "d_ff" else None
-        yield Found(level, s.key(field), f"{path}: the {kind} feed-forward of a token is {ratio:.2f}"
+        yield Found(level, s.key(field), f"{path}: the {kind} feed-forward of a token is "
+                    f"{ratio:.2f}"
                     f" times the width; released models have {low:g} to {high:g}", fix,
                     _ratio_price(s))  # fmt: skip
         return
@@ -74,7 +77,8 @@ def ffn_attention_ratio(s: Subject) -> Iterator[Found]:
     if ratio is None or limit.holds(ratio):
         return
     yield Found("info", s.key("d_ff"), f"feed-forward over attention parameters is "
-                f"{float(ratio):.2f}; losses were fitted from 1 to 5", None, prior_loss(s.features))  # fmt: skip
+                f"{float(ratio):.2f}; losses were fitted from 1 to 5", None, prior_loss(s.features)
+    )  # fmt: skip
 
 
 @rule("SC603", "aspect-ratio", "gemstones2025", "kaplan2020")
@@ -136,8 +140,10 @@ def depth_guide(s: Subject) -> Iterator[Found]:
     high = (math.log(width) - f["a"] + f["a_error"]) / (f["b"] - f["b_error"])
     if layers > 1.5 * max(high, f["depths"][0]) and s.legal.encoder is None:
         beyond = ", extrapolated" if guide > f["depths"][1] else ""
-        yield Found("info", s.key("n_layer"), f"{layers} layers at width {width}: the depth guide of "
-                    f"Levine et al. says {max(guide, 0):.0f} (to {max(high, 0):.0f}){beyond}")  # fmt: skip
+        yield Found("info", s.key("n_layer"), f"{layers} layers at width {width}: the depth "
+                    "guide of "
+                    f"Levine et al. says {max(guide, 0):.0f} (to "
+                                f"{max(high, 0):.0f}){beyond}")  # fmt: skip
 
 
 @rule("SC606", "few-layers", "kaplan2020")
@@ -152,8 +158,10 @@ def few_layers(s: Subject) -> Iterator[Found]:
     layers, size = int(s.legal.n_layer), float(s.counted.total)
     if layers < 2 or (layers < 6 and size > 1e9):
         yield Found("warning" if layers < 2 else "info", s.key("n_layer"),
-                    f"{layers} layer{'s' if layers > 1 else ''} for {size / 1e6:,.0f} M parameters: "
-                    "layers are what composes", Fix(text="two or more" if layers < 2 else "more"))  # fmt: skip
+                    f"{layers} layer{'s' if layers > 1 else ''} for {size / 1e6:,.0f} M "
+                    "parameters: layers are what composes",
+                    Fix(text="two or more" if layers < 2 else "more"),
+        )  # fmt: skip
 
 
 @rule("SC607", "gated-width", "shazeer2020", "megatron-2026")
@@ -170,7 +178,8 @@ def gated_width(s: Subject) -> Iterator[Found]:
     for path, d_ff, gated in _dense_ratios(s):
         if gated and d_ff == 4 * width and not s.experts:
             near = round(8 * width / 3 / 128) * 128
-            yield Found("info", s.key("d_ff"), f"{path}: gated and 4 times the width: 1.5 times the "
+            yield Found("info", s.key("d_ff"), f"{path}: gated and 4 times the width: 1.5 times "
+                        "the "
                         "parameters of a plain one", Fix(text=f"{s.key('d_ff')} {near} keeps the "
                         "count of a plain feed-forward"))  # fmt: skip
             return
@@ -192,4 +201,3 @@ def ffn_narrow(s: Subject) -> Iterator[Found]:
                         f"narrower than the model ({width})", Fix(text=f"{s.key('d_ff')} "
                         f"{round(8 * width / 3 / 128) * 128 or 128}"))  # fmt: skip
             return
-

@@ -68,7 +68,8 @@ def state_width(s: Subject) -> Iterator[Found]:
         if inner % 64:
             near = round(inner / 64) * 64 or 64
             yield Found("warning", s.key("d_inner"), f"{path}: an inner width of {inner} is no "
-                        "multiple of 64: products of it are padded", Fix(text=f"{near}"))  # fmt: skip
+                        "multiple of 64: products of it are padded", Fix(text=f"{near}")
+            )  # fmt: skip
         if not 2 <= taps <= 4:
             yield Found("warning", s.key("d_conv"), f"{path}: a convolution of {taps} taps; the "
                         "fast kernel takes 2 to 4", Fix(text=f"{s.key('d_conv')} 4"),

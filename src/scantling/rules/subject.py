@@ -178,6 +178,11 @@ def subject(
     else:
         spec, notes = read.spec, (*notes, *read.notes)
     return Subject(
-        config=found.config, part=part, spec=spec, refused=refused, notes=notes,
-        checkpoint=found.checkpoint, **told,  # type: ignore[arg-type]
+        config=found.config,
+        part=part,
+        spec=spec,
+        refused=refused,
+        notes=notes,
+        checkpoint=found.checkpoint,
+        **told,  # type: ignore[arg-type]
     )

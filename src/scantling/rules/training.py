@@ -22,9 +22,9 @@ def pipeline_bubble(s: Subject) -> Iterator[Found]:
     """The bubble of a pipeline is (p − 1)/(m + p − 1) of a step: at most a tenth.
 
     One of m micro-batches passes p stages in p − 1 steps before the last stage works. As a share of
-    the total it is (p − 1)/(v m + p − 1) with v chunks a stage; Narayanan et al. print (p − 1)/(v m)
-    of the ideal time. It does not grow with L. m is ``--batch``; interleaving also needs m mod p =
-    0 or a remainder of at least p (Megatron's schedule).
+    the total it is (p − 1)/(v m + p − 1) with v chunks a stage; Narayanan et al. print
+    (p − 1)/(v m) of the ideal time. It does not grow with L. m is ``--batch``;
+    interleaving also needs m mod p = 0 or a remainder of at least p (Megatron's schedule).
 
     Exceptions: zero-bubble schedules; serving.
     """
@@ -34,7 +34,8 @@ def pipeline_bubble(s: Subject) -> Iterator[Found]:
     bubble = (p - 1) / (m + p - 1)
     if bubble > 0.1:
         least = 9 * (p - 1)
-        yield Found("warning", "batch", f"{m} micro-batches over {p} stages: {bubble:.0%} of a step "
+        yield Found("warning", "batch", f"{m} micro-batches over {p} stages: {bubble:.0%} of a "
+                    "step "
                     "is bubble", Fix(text=f"{least} micro-batches or more, or interleaved stages"),
                     exact(bubble, "of a step"))  # fmt: skip
 
@@ -59,7 +60,8 @@ def deepnorm_scales(s: Subject) -> Iterator[Found]:
             right = (2 * layers) ** 0.25 if encoder is None else (3 * layers) ** 0.25
         if abs(node.alpha / right - 1) > 0.02:
             beta = (8 * layers) ** -0.25 if encoder is None else (12 * layers) ** -0.25
-            yield Found("warning", "alpha", f"{path}: α {node.alpha:g}, DeepNorm has {right:.4g} at "
+            yield Found("warning", "alpha", f"{path}: α {node.alpha:g}, DeepNorm has "
+                        f"{right:.4g} at "
                         f"{layers} layers", Fix(text=f"α {right:.4g}, β {beta:.4g}"))  # fmt: skip
             return
 
@@ -80,11 +82,13 @@ def initial_values(s: Subject) -> Iterator[Found]:
     width = part.whole("d_model") or 1024
     usual = 1 / math.sqrt(width)
     if value <= 0:
-        yield Found("warning", "initializer_range", f"initial values of {value:g}: all weights begin "
+        yield Found("warning", "initializer_range", f"initial values of {value:g}: all weights "
+                    "begin "
                     "equal, and stay so", Fix(text="initializer_range 0.02",
                     config={"initializer_range": 0.02}))  # fmt: skip
     elif not 0.05 * usual <= value <= 20 * usual:
-        yield Found("warning", "initializer_range", f"initial values of {value:g} at width {width}; "
+        yield Found("warning", "initializer_range", f"initial values of {value:g} at width "
+                    f"{width}; "
                     f"1/√D is {usual:.3g}", Fix(text="initializer_range 0.02",
                     config={"initializer_range": 0.02}))  # fmt: skip
 
@@ -148,8 +152,9 @@ def dropout(s: Subject) -> Iterator[Found]:
         if value is None or 0 <= value < 0.5:
             continue
         level: Level = "error" if not 0 <= value <= 1 else "warning"
-        yield Found(level, key, f"{key} {value:g}: " + ("no share at all" if level == "error" else
-                    "most of what passes is dropped"), Fix(text=f"{key} 0", config={key: 0.0}))  # fmt: skip
+        what = "no share at all" if level == "error" else "most of what passes is dropped"
+        yield Found(level, key, f"{key} {value:g}: {what}", Fix(text=f"{key} 0", config={key: 0.0})
+        )  # fmt: skip
 
 
 @rule("SC957", "logits-precision", "mleng-performance", reads="config")

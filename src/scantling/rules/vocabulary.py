@@ -38,9 +38,9 @@ def vocabulary_padded(s: Subject) -> Iterator[Found]:
     if vocab % 64 == 0 or not _ends_in_tokens(s):
         return
     pads = 0 if s.runtime is None else s.runtime.pads_vocabulary
-    near = int(round_up(vocab, max(64, pads or 128)))  # type: ignore[call-overload]
+    near = int(round_up(vocab, max(64, pads or 128)))
     if near / vocab > 1.005:
-        near = int(round_up(vocab, 64))  # type: ignore[call-overload]
+        near = int(round_up(vocab, 64))
     key = s.key("vocab_size")
     added = (near - vocab) * int(s.legal.d_model) * _tables(s)
     share = added / max(1, int(s.counted.total))
@@ -55,7 +55,8 @@ def vocabulary_padded(s: Subject) -> Iterator[Found]:
     fix = Fix(text=f"{key} {near}: {added:,} parameters ({share:.2%}) that no token reads",
               spec={"vocab_size": near}, keeps=keeps)  # fmt: skip
     what = f"a multiple of {math.gcd(vocab, 64)}" if vocab % 2 == 0 else "odd"
-    yield Found(level, key, f"a vocabulary of {vocab} is no multiple of 64 ({what}): rows of logits "
+    yield Found(level, key, f"a vocabulary of {vocab} is no multiple of 64 ({what}): rows of "
+                "logits "
                 "are not aligned", fix, gain)  # fmt: skip
 
 
@@ -84,7 +85,8 @@ def vocabulary_law(s: Subject) -> Iterator[Found]:
     ratio = max(times, 1 / times)
     outside = "; the body is outside what it was fitted to" if best.outside else ""
     yield Found("info", s.key("vocab_size"), f"a vocabulary of {vocab} is {ratio:.1f} times {far} "
-                f"than the law's {best.best} (flat from {best.low} to {best.high}){outside}")  # fmt: skip
+                f"than the law's {best.best} (flat from {best.low} to "
+                            f"{best.high}){outside}")  # fmt: skip
 
 
 @rule("SC503", "tie-tables", "mobilellm2024", "press2017", "gemstones2025")

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from scantling.laws import bounds
 from scantling.rules.price import cache_per_token, changed, exact, loss_of_change, prior_loss
-from scantling.rules.registry import Fix, Found, rule
+from scantling.rules.registry import Fix, Found, Level, rule
 from scantling.rules.subject import Subject
 from scantling.spec import Alibi, GroupedAttention, Rope
 
@@ -29,7 +29,8 @@ def head_width_multiple(s: Subject) -> Iterator[Found]:
         if head % 8:
             near = round(head / 8) * 8 or 8
             share = (-head % 8) / head
-            message = f"heads of {head} are no multiple of 8: kernels pad them to {head + -head % 8}"
+            message = f"heads of {head} are no multiple of 8: kernels pad them to "
+            f"{head + -head % 8}"
             key = s.key("d_head")
             text = f"{key if key != 'head_dim' else 'head_dim'} {near}"
             yield Found("warning", key, f"{path}: {message}", Fix(text=text),
@@ -53,7 +54,7 @@ def attention_width(s: Subject) -> Iterator[Found]:
         return
     ratio = float(ratio)
     far = ratio > EXTREME or ratio < 1 / EXTREME
-    level = "warning" if far else "info"
+    level: Level = "warning" if far else "info"
     message = (f"heads × head width is {ratio:.2f} times the width; losses were measured from "
                f"{limit.low:g} to {limit.high:g}")  # fmt: skip
     yield Found(level, s.key("n_head"), message)

@@ -64,6 +64,7 @@ def _is_other(kind: ModelType, described: dict[str, Any]) -> bool:
 
 
 def write_as(kind: ModelType, fields: Any) -> dict[str, Any] | None:
+    """The config of one model type that neutral fields are written as; None where it has none."""
     neutral = msgspec.to_builtins(fields)
     config: dict[str, Any] = {"architectures": [kind.architecture], "model_type": kind.name}
     for key, default in kind.keys.items():
