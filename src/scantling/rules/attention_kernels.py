@@ -95,7 +95,8 @@ def head_width_rounded(s: Subject) -> Iterator[Found]:
     for (key, value), where in head_widths(s.legal).items():
         if key != value:
             continue
-        options = [(b, b.takes(key, value, s.setting.chip)) for b in candidates(s) if not b.slow]
+        options = [(b, b.takes(key, value, s.setting.chip)) for b in candidates(s)
+                   if b.rounds and not b.slow]  # fmt: skip
         taken = [(b, t.width) for b, t in options if t.verdict == "yes" and t.width]
         if not taken:
             continue

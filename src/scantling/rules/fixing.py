@@ -67,7 +67,7 @@ def fix(given: Subject, *, rules: dict[str, Rule] | None = None) -> Fixed:
             break
         one = todo[0]
         tried.add((one.code, one.field, one.message))
-        new = _with(report.subject, one)
+        new = mend(report.subject, one)
         if new is None:
             continue
         after = lint(new, rules=rules)
@@ -86,9 +86,10 @@ def _fewer(after: Report, before: Report, one: Finding) -> bool:
     return count[0] < count[1]
 
 
-def _with(one: Subject, finding: Finding) -> Subject | None:
-    """The subject with a fix made, or None where that is no model."""
-    assert finding.fix is not None
+def mend(one: Subject, finding: Finding) -> Subject | None:
+    """The subject with the fix of one finding made, or None where that is no model."""
+    if finding.fix is None or not finding.fix.automatic:
+        return None
     try:
         if finding.fix.spec:
             return _with_spec(one, finding.fix.spec)

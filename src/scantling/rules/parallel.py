@@ -18,7 +18,7 @@ from scantling.costs.parallel import (
     valid_ep,
 )
 from scantling.costs.ranks import expert_tp, padded_vocab
-from scantling.rules.price import cache_per_token, changed, exact, held
+from scantling.rules.price import cache_per_token, changed, exact, held, keeps_parameters
 from scantling.rules.registry import Fix, Found, rule
 from scantling.rules.subject import Subject
 from scantling.spec import Dense, Experts, GroupedAttention, Mamba2
@@ -42,7 +42,8 @@ def _tp_fix(s: Subject) -> Fix:
         return Fix(text=degrees)
     changes = held(s.legal, changes, 64 * tp)
     words = ", ".join(f"{s.key(k)} {v}" for k, v in changes.items())
-    return Fix(text=f"{words}; or {degrees}", spec=changes, keeps=("params", "d_model", "n_layer"))
+    same: tuple[str, ...] = ("params",) if keeps_parameters(s.legal, changes) else ()
+    return Fix(text=f"{words}; or {degrees}", spec=changes, keeps=(*same, "d_model", "n_layer"))
 
 
 @rule("SC201", "tp-heads", MEGATRON, VLLM, "sglang-0.5.23")

@@ -62,7 +62,8 @@ def changed(spec: Spec, **changes: Any) -> Spec | None:
 def held(spec: Spec, changes: dict[str, int], multiple: int = 128) -> dict[str, int]:
     """Changes with the feed-forward width that holds the parameters, where they would move.
 
-    Nothing is added where the total stays within 1 %, or where no width does it.
+    Nothing is added where the total stays within 1 %, or where no multiple, nor a half or a
+    quarter of it, does it.
 
     Example:
         >>> from scantling import catalog
@@ -77,10 +78,18 @@ def held(spec: Spec, changes: dict[str, int], multiple: int = 128) -> dict[str, 
     moved: Any = parameters(new).total
     if abs(moved / total - 1) <= WITHIN:
         return changes
-    width: Any = solve_width(new, total, multiple)
-    after = changed(new, d_ff=int(width))
-    good = after is not None and abs(_total(after) / total - 1) <= WITHIN
-    return {**changes, "d_ff": int(width)} if good else changes
+    for step in (multiple, multiple // 2, multiple // 4):
+        width: Any = solve_width(new, total, step)
+        after = changed(new, d_ff=int(width))
+        if after is not None and abs(_total(after) / total - 1) <= WITHIN:
+            return {**changes, "d_ff": int(width)}
+    return changes
+
+
+def keeps_parameters(spec: Spec, changes: dict[str, int]) -> bool:
+    """Whether changes leave the total within 1 %."""
+    new = changed(spec, **changes)
+    return new is not None and bool(abs(_total(new) / _total(spec) - 1) <= WITHIN)
 
 
 def _total(spec: Spec) -> Any:

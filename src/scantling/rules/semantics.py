@@ -218,11 +218,10 @@ def layer_kind_known(s: Subject) -> Iterator[Found]:
 def head_width_said(s: Subject) -> Iterator[Found]:
     """The head width is said where the class would not derive it, and means something where it is.
 
-    Three traps. A class with a default of its own (Qwen3: 128) does not take D/H when ``head_dim``
-    is missing. A class that always takes D/H reads no ``head_dim``. And H h = D is no law: where it
-    does not hold the config is right, and tools that take D/H are wrong (noted).
+    Two traps. A class with a default of its own (Qwen3: 128) does not take D/H when ``head_dim``
+    is missing. A class that always takes D/H reads no ``head_dim``.
 
-    Exceptions: 37 of 182 released models have H h ≠ D.
+    Exceptions: none; H h ≠ D itself is SC015.
     """
     part = s.raw
     width, heads, head = part.whole("d_model"), part.whole("n_head"), part.whole("d_head")
@@ -238,16 +237,30 @@ def head_width_said(s: Subject) -> Iterator[Found]:
                         f"{part.kind.name}: its heads are {width} / {heads} = {head} wide",
                         Fix(text=f"head_dim {head}", config={"head_dim": head}))  # fmt: skip
         return
-    said = part.says("head_dim")
-    if not said and part.kind.keys.get("head_dim") is not None and head != derived:
+    if not part.says("head_dim") and part.kind.keys.get("head_dim") is not None and head != derived:
         right = Fix(text=f"head_dim {head}, or {derived:g} if that was meant",
                     config={"head_dim": head})  # fmt: skip
         yield Found("warning", "head_dim", f"head_dim is not given: {part.kind.name} takes {head}, "
                     f"and not {width} / {heads} = {derived:g}", right)  # fmt: skip
-    elif said and head * heads != width:
+
+
+@rule("SC015", "head-width-free", "transformers", reads="config")
+def head_width_free(s: Subject) -> Iterator[Found]:
+    """Heads × head width is the width of attention, and need not be that of the model.
+
+    D, H and h are three numbers; W_q is D × H h. Where H h ≠ D the config is right, and tools that
+    take D/H for the head width are wrong.
+
+    Exceptions: 37 of 182 released models have H h ≠ D.
+    """
+    part = s.raw
+    width, heads, head = part.whole("d_model"), part.whole("n_head"), part.whole("d_head")
+    if width is None or heads is None or head is None or not part.says("head_dim"):
+        return
+    if part.field("kv_rank") is None and head * heads != width:
         yield Found("info", part.given["head_dim"], f"{heads} heads of {head} are "
-                    f"{heads * head / width:.3g} times the width {width}: three free "
-                                "numbers")  # fmt: skip
+                    f"{heads * head / width:.3g} times the width {width}: three free numbers"
+        )  # fmt: skip
 
 
 @rule("SC011", "class-and-type", "transformers", reads="config")
