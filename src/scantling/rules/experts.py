@@ -288,6 +288,11 @@ def router_weights(s: Subject) -> Iterator[Found]:
     """
     part = s.raw
     k, normed = part.whole("top_k"), part.config.get("norm_topk_prob")
+    factor = _number(part.config.get("routed_scaling_factor"))
+    if factor is not None and factor <= 0 and part.whole("n_expert") is not None:
+        yield Found("warning", "routed_scaling_factor", f"routed experts are scaled by {factor:g}: "
+                    "what they say is lost", Fix(text="routed_scaling_factor 1",
+                    config={"routed_scaling_factor": 1.0}))  # fmt: skip
     if part.whole("n_expert") is None or k is None or normed is None:
         return
     softmax = part.field("scoring") == "softmax"

@@ -13,9 +13,9 @@ from scantling.formats.hf.assemble import ASSEMBLERS
 from scantling.formats.hf.write import write_as
 from scantling.quantity import Quantity
 from scantling.rules.engine import Report, lint
-from scantling.rules.price import cache_per_token, changed, exact, loss_of_change
+from scantling.rules.price import changed, exact, loss_of_change
 from scantling.rules.registry import Finding, Rule
-from scantling.rules.subject import Subject, subject
+from scantling.rules.subject import Subject, cache_per_token, subject
 from scantling.spec import Spec
 
 ROUNDS = 32

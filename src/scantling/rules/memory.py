@@ -9,7 +9,7 @@ from scantling.costs.cache import kv_cache
 from scantling.costs.pages import longest_cached, rank_cache_bytes
 from scantling.costs.parallel import tp_reasons
 from scantling.costs.weights import weight_memory
-from scantling.rules.price import cache_per_token, exact
+from scantling.rules.price import exact
 from scantling.rules.registry import Fix, Found, Level, rule
 from scantling.rules.subject import Subject
 from scantling.spec import GroupedAttention
@@ -141,7 +141,7 @@ def page_waste(s: Subject) -> Iterator[Found]:
         yield Found("info", "context", f"{context} tokens take {-(-context // page)} pages of "
                     f"{page}:"
                     f" {waste} of them empty", None,
-                    exact(waste * cache_per_token(s.legal), "bytes a sequence"))  # fmt: skip
+                    exact(waste * s.cache_per_token, "bytes a sequence"))  # fmt: skip
 
 
 @rule("SC905", "logits-memory", "mleng-performance")

@@ -18,7 +18,7 @@ from scantling.costs.parallel import (
     valid_ep,
 )
 from scantling.costs.ranks import expert_tp, padded_vocab
-from scantling.rules.price import cache_per_token, changed, exact, held, keeps_parameters
+from scantling.rules.price import changed, exact, held, keeps_parameters
 from scantling.rules.registry import Fix, Found, rule
 from scantling.rules.subject import Subject
 from scantling.spec import Dense, Experts, GroupedAttention, Mamba2
@@ -115,7 +115,7 @@ def tp_kv_copies(s: Subject) -> Iterator[Found]:
         if kv >= tp or tp % kv or int(a.n_head) % tp:
             continue
         copies = kv_replication(kv, tp).copies
-        more = cache_per_token(s.legal) * (copies - 1)
+        more = s.cache_per_token * (copies - 1)
         yield Found("warning", s.key("n_kv_head"), f"{path}: {kv} KV heads on TP {tp}: each is "
                     f"held {copies} times, and the cache with it",
                     Fix(text=f"TP {kv}, or {s.key('n_kv_head')} {tp}"),
@@ -134,7 +134,7 @@ def tp_latent_copies(s: Subject) -> Iterator[Found]:
     """
     tp = s.setting.tp
     if tp > 1 and s.latents:
-        more = cache_per_token(s.legal) * (tp - 1)
+        more = s.cache_per_token * (tp - 1)
         yield Found("warning", "tp", f"latent attention on TP {tp}: every rank holds the whole "
                     "latent", Fix(text="split attention by data, experts over the ranks"),
                     exact(more, "bytes of cache a token, all ranks"))  # fmt: skip

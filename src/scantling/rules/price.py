@@ -6,7 +6,6 @@ import math
 from typing import Any
 
 from scantling.costs.alignment import nearby
-from scantling.costs.cache import kv_cache
 from scantling.costs.count import parameters, solve_width
 from scantling.costs.features import features
 from scantling.errors import ScantlingError
@@ -96,12 +95,6 @@ def _total(spec: Spec) -> Any:
     return parameters(spec).total
 
 
-def cache_per_token(spec: Spec) -> float:
-    """Bytes a token adds to the cache, 16 bits."""
-    found: Any = kv_cache(spec, context=1).bytes_per_token
-    return float(found)
-
-
 def exact(value: float, unit: str, *why: str) -> Quantity:
     """A number that follows from the shape alone."""
     return Quantity(value=value, unit=unit, kind="exact", why=why)
@@ -117,11 +110,18 @@ def prior_loss(f: Features) -> Quantity | None:
     return Quantity(value=value, low=0.0, high=high, unit="nats/token", kind="fitted", why=why)
 
 
-def loss_of_change(before: Spec, after: Spec) -> Quantity:
-    """Loss after a change minus loss before at equal tokens, by the default law and the priors."""
+def loss_of_change(before: Spec, after: Spec, was: Features | None = None) -> Quantity:
+    """Loss after a change minus loss before at equal tokens, by the default law and the priors.
+
+    Args:
+        before: The model.
+        after: The model, changed.
+        was: Its features at 20 tokens a parameter, where they are known already.
+    """
     one = law(DEFAULT_LAW)
-    tokens = TOKENS_A_PARAMETER * float(_total(before))
-    was, now = features(before, tokens), features(after, tokens)
+    if was is None:
+        was = features(before, TOKENS_A_PARAMETER * float(_total(before)))
+    now = features(after, was.tokens)
     d = one.difference(now, was)
     a, b = (prior_terms(f, one.loss(f), one.reference_ratio) for f in (now, was))
     prior = float(a.expected - b.expected)

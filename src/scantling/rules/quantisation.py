@@ -21,7 +21,8 @@ SCHEMES = ("quantization-kernels", "vllm-0.33")
 def _sides(s: Subject) -> tuple[Cut, ...]:
     """Sides of packed matrices on a rank; none where heads or columns cannot be cut at all."""
     own, plan = s.scheme, s.setting.plan
-    if own is None or not own.quantised or s.setting.quant is None:
+    asked = s.setting.quant is not None or plan.tp > 1
+    if own is None or not own.quantised or not asked:
         return ()
     found: tuple[Cut, ...] | None = s.__dict__.get("cut_sides")
     if found is None:
@@ -189,7 +190,7 @@ def quant_on_chip(s: Subject) -> Iterator[Found]:
     Exceptions: GGUF, whose kernels run everywhere.
     """
     own, chip = s.scheme, s.setting.chip
-    if own is None or chip is None or s.setting.quant is None:
+    if own is None or chip is None or not own.quantised:
         return
     try:
         require(own, chip)

@@ -9,7 +9,7 @@ from typing import Any
 from scantling.costs.rope import smallest_base
 from scantling.errors import ScantlingError
 from scantling.formats.hf.partial import Partial
-from scantling.formats.scaling import Verdict, judge, scaling_kinds
+from scantling.formats.scaling import WIDTH, Verdict, judge, scaling_kinds
 from scantling.rules.registry import Fix, Found, Level, rule
 from scantling.rules.subject import Subject
 from scantling.spec import Chunk, Full, GroupedAttention, LearnedPosition, Rope, Window
@@ -20,6 +20,25 @@ FIELD = "rope_scaling"
 def _settings(part: Partial) -> dict[str, Any]:
     found = part.config.get(FIELD)
     return found if isinstance(found, dict) else {}
+
+
+def _plain_head(part: Partial) -> int | None:
+    """The head width of types that have one for each kind of layer: as said, else D/H."""
+    said, width, heads = (part.values.get(k) for k in
+                          ("head_dim", "hidden_size", "num_attention_heads"))  # fmt: skip
+    if isinstance(said, int):
+        return said
+    whole = isinstance(width, int) and isinstance(heads, int) and heads > 0
+    return int(width) // int(heads) if whole else None  # type: ignore[arg-type]
+
+
+def _name(s: Subject) -> str:
+    """The key that holds the scaling, as this config spells it."""
+    outer = s.config or {}
+    inner = outer.get("text_config")
+    places = (outer, inner) if isinstance(inner, dict) else (outer,)
+    nested = any("rope_parameters" in p and FIELD not in p for p in places)
+    return "rope_parameters" if nested else FIELD
 
 
 def _kind(settings: dict[str, Any]) -> str:
@@ -54,21 +73,30 @@ def _head(part: Partial) -> tuple[int, float] | None:
     if part.field("kv_rank") is not None:
         rope = part.whole("d_rope")
         return None if rope is None else (rope, 1.0)
-    head, share = part.whole("d_head"), part.field("rope_fraction")
+    head, share = part.whole("d_head") or _plain_head(part), part.field("rope_fraction")
+    share = 1.0 if "rope_fraction" not in part.kind.expressions else share
     if head is None or not isinstance(share, int | float) or not 0 < share <= 1:
         return None
     return head, float(share)
 
 
+def _turns(part: Partial) -> bool:
+    """Whether positions turn; a type that does not say how has rotary ones if it has the key."""
+    if "position" not in part.kind.expressions:
+        return FIELD in part.kind.keys
+    return "rope" in str(part.field("position"))
+
+
 def _judged(part: Partial) -> Verdict | None:
     """What ``formats.scaling`` says of the scaling as written."""
     settings, head = _settings(part), _head(part)
-    if not settings or head is None:
+    if not settings or not _turns(part):
         return None
     if any(isinstance(v, dict) for v in settings.values()):
         return None  # by kind of layer: each is told apart by the reader
     try:
-        return judge(settings, _limit(part), head=head[0], fraction=head[1])
+        width, share = (WIDTH, 1.0) if head is None else head
+        return judge(settings, _limit(part), head=width, fraction=share)
     except ScantlingError as error:
         return Verdict(valid=False, min_transformers="", problems=(str(error),))
 
@@ -92,7 +120,7 @@ def rope_scaling_legal(s: Subject) -> Iterator[Found]:
     if found is None or kind == "longrope":
         return  # tables of LongRoPE are SC705
     for problem in found.problems:
-        yield Found("error", FIELD, problem, _legal_fix(part, kind, problem))
+        yield Found("error", _name(s), problem, _legal_fix(part, kind, problem))
 
 
 def _legal_fix(part: Partial, kind: str, problem: str) -> Fix | None:
@@ -124,7 +152,7 @@ def rope_scaling_keys(s: Subject) -> Iterator[Found]:
         if "has no effect on" in warning or "is not read" in warning:
             key = warning.partition(" ")[0]
             settings = {k: v for k, v in _settings(s.raw).items() if k != key}
-            yield Found("warning", FIELD, f"{key}: {warning}",
+            yield Found("warning", _name(s), f"{key}: {warning}",
                         Fix(text=f"take {key} away", config={FIELD: settings}))  # fmt: skip
 
 
@@ -179,7 +207,7 @@ def rope_factor_ratio(s: Subject) -> Iterator[Found]:
         fix = Fix(text=f"factor {ratio:g}, or {part.key('max_context')} {int(original * factor)}")
         if ratio > 1:
             fix = Fix(text=fix.text, config={FIELD: {**settings, "factor": ratio}})
-        yield Found("warning", FIELD, f"factor {factor:g} is used, but {limit} / {original} = "
+        yield Found("warning", _name(s), f"factor {factor:g} is used, but {limit} / {original} = "
                     f"{ratio:g}", fix)  # fmt: skip
 
 
@@ -200,16 +228,16 @@ def longrope_tables(s: Subject) -> Iterator[Found]:
     for key in ("short_factor", "long_factor"):
         table = settings.get(key)
         if not isinstance(table, list):
-            yield Found("error", FIELD, f"{key} is missing, which longrope needs",
+            yield Found("error", _name(s), f"{key} is missing, which longrope needs",
                         Fix(text=f"{pairs} factors"))  # fmt: skip
         elif len(table) != pairs:
-            yield Found("error", FIELD, f"{key} has {len(table)} factors for {pairs} pairs that "
+            yield Found("error", _name(s), f"{key} has {len(table)} factors for {pairs} pairs that "
                         f"turn ({head[0]} × {head[1]:g} / 2)", Fix(text=f"{pairs} "
                                     "factors"))  # fmt: skip
         elif not all(isinstance(x, int | float) and x > 0 for x in table):
-            yield Found("error", FIELD, f"{key} holds factors that are not above zero")
+            yield Found("error", _name(s), f"{key} holds factors that are not above zero")
     if _original(part) is None:
-        yield Found("error", FIELD, "original_max_position_embeddings is missing: nothing says "
+        yield Found("error", _name(s), "original_max_position_embeddings is missing: nothing says "
                     "where the long table begins", Fix(text="the trained length"))  # fmt: skip
 
 
@@ -227,7 +255,7 @@ def rope_theta_dropped(s: Subject) -> Iterator[Found]:
     part = s.raw
     settings = _settings(part)
     given = part.says("rope_theta") or "rope_theta" in settings
-    if not settings or given or _kind(settings) == "default" or part.field("position") is None:
+    if not settings or given or _kind(settings) == "default" or not _turns(part):
         return
     if part.kind.keys.get("rope_theta") is None or not s.raw.says("max_position_embeddings"):
         return
@@ -238,24 +266,28 @@ def rope_theta_dropped(s: Subject) -> Iterator[Found]:
 
 @rule("SC707", "rope-noop", "transformers", reads="config")
 def rope_noop(s: Subject) -> Iterator[Found]:
-    """A scaling changes something: its factor is not 1, and the length is beyond the original.
+    """A scaling changes something: positions turn, its factor is not 1, the length is beyond.
 
     Exceptions: default; llama3's and longrope's own ways.
     """
     part = s.raw
     settings = _settings(part)
     kind, factor = _kind(settings), _factor(part)
+    if kind != "default" and not _turns(part):
+        yield Found("warning", _name(s), f"{kind} scales rotary positions, and this model has none",
+                    Fix(text="take rope_scaling away", config={FIELD: None}))  # fmt: skip
+        return
     if kind == "default" or kind not in scaling_kinds():
         return
     limit, original = _given_limit(part), _original(part)
     if factor is not None and factor == 1:
-        yield Found("warning", FIELD, f"{kind} with a factor of 1 changes nothing",
+        yield Found("warning", _name(s), f"{kind} with a factor of 1 changes nothing",
                     Fix(text="take rope_scaling away", config={FIELD: None}))  # fmt: skip
     elif factor is not None and 0 < factor < 1:
-        yield Found("warning", FIELD, f"{kind} with a factor of {factor:g} shortens the context",
+        yield Found("warning", _name(s), f"{kind} with a factor of {factor:g} shortens the context",
                     Fix(text=f"factor {1 / factor:g}"))  # fmt: skip
     if limit and original and original > limit:
-        yield Found("warning", FIELD, f"original_max_position_embeddings {original} lies beyond "
+        yield Found("warning", _name(s), f"original_max_position_embeddings {original} lies beyond "
                     f"max_position_embeddings {limit}",
                     Fix(text="max_position_embeddings "
                                 f"{int(original * (factor or 1))}"))  # fmt: skip
@@ -278,13 +310,13 @@ def llama3_frequencies(s: Subject) -> Iterator[Found]:
     if isinstance(low, int | float) and isinstance(high, int | float) and high <= low:
         level: Level = "info" if high == low else "warning"
         usual = {**settings, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
-        yield Found(level, FIELD, f"high_freq_factor {high:g} does not exceed low_freq_factor "
+        yield Found(level, _name(s), f"high_freq_factor {high:g} does not exceed low_freq_factor "
                     f"{low:g}", Fix(text="low 1, high 4",
                     config={FIELD: usual})
         )  # fmt: skip
     limit, original = _given_limit(part), _original(part)
     if limit and original and limit <= original and original == limit:
-        yield Found("warning", FIELD, f"llama3 scaling, and the length {limit} is still the "
+        yield Found("warning", _name(s), f"llama3 scaling, and the length {limit} is still the "
                     "original", Fix(text="max_position_embeddings "
                                 f"{int(original * 8)}"))  # fmt: skip
 
@@ -363,3 +395,26 @@ def window_noop(s: Subject) -> Iterator[Found]:
             yield Found("info", s.key("window"), f"{path}: a window of {int(a.span.window)} in a "
                         f"context of {context} hides nothing")  # fmt: skip
             return
+
+
+@rule("SC712", "window-flags", "transformers", reads="config")
+def window_flags(s: Subject) -> Iterator[Found]:
+    """A window that is switched on has a size, and some layer to work in.
+
+    Qwen's ``use_sliding_window`` needs ``sliding_window``, and works in layers from
+    ``max_window_layers`` on: as many as there are layers leaves none.
+
+    Exceptions: none; switched off, the keys may stand as they are.
+    """
+    part = s.raw
+    if part.config.get("use_sliding_window") is not True:
+        return
+    layers, first = part.whole("n_layer"), part.config.get("max_window_layers")
+    if "sliding_window" in part.config and not part.config["sliding_window"]:
+        yield Found("warning", "sliding_window", "use_sliding_window is on, and sliding_window has "
+                    "no size", Fix(text="use_sliding_window false",
+                    config={"use_sliding_window": False}))  # fmt: skip
+    elif isinstance(first, int) and layers and first >= layers and "layer_types" not in part.given:
+        fix = Fix(text=f"max_window_layers below {layers}")
+        yield Found("warning", "max_window_layers", f"use_sliding_window is on from layer {first} "
+                    f"of {layers}: no layer has it", fix)  # fmt: skip

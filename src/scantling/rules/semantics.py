@@ -9,7 +9,9 @@ from typing import Any
 from scantling.errors import nearest, shorten
 from scantling.formats.hf.types import kinds, model_types, words_of
 from scantling.rules.registry import Fix, Found, Level, rule
+from scantling.rules.setting import facts
 from scantling.rules.subject import Subject
+from scantling.spec.workload import BITS, plain_dtype
 
 LISTS = ("layer_types", "no_rope_layers", "moe_layers_list", "mlp_layer_types", "layers_block_type",
          "compress_ratios")  # fmt: skip
@@ -346,3 +348,40 @@ def values_possible(s: Subject) -> Iterator[Found]:
             yield Found("warning", key, f"{key} {value:,} is no size of a model; released ones "
                         "have "
                         f"{low:,} to {high:,}")  # fmt: skip
+
+
+@rule("SC016", "activation-known", "transformers", reads="config")
+def activation_known(s: Subject) -> Iterator[Found]:
+    """The activation is one that classes know.
+
+    transformers looks it up by name and raises where there is none. Names that single classes
+    read for themselves (``swigluoai`` of gpt-oss-like models, ``xielu`` of Apertus, T5's
+    ``gated-gelu``) are known here, too.
+
+    Exceptions: remote code with functions of its own: a warning, and no error.
+    """
+    part = s.raw
+    key = part.given.get("hidden_act")
+    name = part.values.get("hidden_act")
+    known = facts()["activations"]
+    if key is None or not isinstance(name, str) or name.removeprefix("gated-") in known:
+        return
+    near = nearest(name, known, 1)
+    fix = Fix(text=f"{key} {near[0]}", config={key: near[0]}) if near else None
+    yield Found("warning", key, f"{key} {shorten(name)} is no activation that classes know", fix)
+
+
+@rule("SC017", "dtype-known", "safetensors-dtypes", reads="config")
+def dtype_known(s: Subject) -> Iterator[Found]:
+    """The dtype a config names is one that weights can be in.
+
+    Loaders look it up in torch and raise.
+
+    Exceptions: none.
+    """
+    for key in ("torch_dtype", "dtype"):
+        name = (s.config or {}).get(key)
+        if isinstance(name, str) and name != "auto" and plain_dtype(name) not in BITS:
+            near = nearest(name, facts()["dtypes"], 1)
+            fix = Fix(text=f"{key} {near[0]}", config={key: near[0]}) if near else None
+            yield Found("error", key, f"{key} {shorten(name)} is no dtype of weights", fix)

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from msgspec import Struct
 
+from scantling.costs.cache import kv_cache
 from scantling.costs.count import Parameters, parameters
 from scantling.costs.features import features
 from scantling.costs.quantize import Scheme, scheme, scheme_of
@@ -76,6 +77,11 @@ class Subject(Struct, kw_only=True, dict=True):
         return features(self.legal, TOKENS_A_PARAMETER * float(self.counted.total), self.counted)
 
     @cached_property
+    def cache_per_token(self) -> float:
+        """Bytes a token adds to the cache, 16 bits."""
+        return cache_per_token(self.legal)
+
+    @cached_property
     def modules(self) -> tuple[tuple[str, Struct], ...]:
         """Every struct of the model with its path."""
         return tuple(nodes(self.legal))
@@ -135,6 +141,12 @@ class Subject(Struct, kw_only=True, dict=True):
         """What the model is called, without organisation and path."""
         own = "" if self.config is None else self.config.get("_name_or_path")
         return re.split(r"[/\\]", own if isinstance(own, str) and own else self.name)[-1]
+
+
+def cache_per_token(spec: Spec) -> float:
+    """Bytes a token adds to the cache, 16 bits."""
+    found: Any = kv_cache(spec, context=1).bytes_per_token
+    return float(found)
 
 
 def subject(

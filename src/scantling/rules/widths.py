@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from scantling.laws import bounds
-from scantling.rules.price import cache_per_token, changed, exact, loss_of_change, prior_loss
+from scantling.rules.price import changed, exact, loss_of_change, prior_loss
 from scantling.rules.registry import Fix, Found, Level, rule
-from scantling.rules.subject import Subject
+from scantling.rules.subject import Subject, cache_per_token
 from scantling.spec import Alibi, GroupedAttention, Rope
 
 EXTREME = 4.0
@@ -78,13 +78,14 @@ def kv_group(s: Subject) -> Iterator[Found]:
     if not few and group <= 8:
         return
     near = next((k for k in (4, 8, 16, 32) if heads % k == 0 and k > kv and heads / k <= 8), None)
-    key, fix, gain = s.key("n_kv_head"), None, prior_loss(f)
-    if near is not None:
-        new = changed(s.legal, n_kv_head=near)
-        if new is not None:
-            more = cache_per_token(new) / max(cache_per_token(s.legal), 1e-9)
-            fix = Fix(text=f"{key} {near}: ×{more:.3g} the cache")
-            gain = loss_of_change(s.legal, new)
+    key, fix, gain = s.key("n_kv_head"), None, None
+    new = None if near is None else changed(s.legal, n_kv_head=near)
+    if new is None:
+        gain = prior_loss(f)
+    else:
+        more = cache_per_token(new) / max(s.cache_per_token, 1e-9)
+        fix = Fix(text=f"{key} {near}: ×{more:.3g} the cache")
+        gain = loss_of_change(s.legal, new, f)
     what = f"{kv} KV heads" if few else f"{group:.3g} query heads to a KV head"
     yield Found("info", key, f"{what}: benchmarks were seen to fall below 4 KV heads, and no table "
                 "prices groups beyond 8", fix, gain)  # fmt: skip
@@ -108,7 +109,7 @@ def multi_head_cache(s: Subject) -> Iterator[Found]:
     new = None if near is None else changed(spec, n_kv_head=near)
     if new is None or not a.causal:
         return
-    before, after = cache_per_token(spec), cache_per_token(new)
+    before, after = s.cache_per_token, cache_per_token(new)
     yield Found("info", s.key("n_kv_head"), f"every one of {heads} query heads has its own keys "
                 f"and values: {before / 1024:,.0f} KiB of cache a token",
                 Fix(text=f"{s.key('n_kv_head')} {near}: {after / 1024:,.0f} KiB a token"),
@@ -138,7 +139,7 @@ def narrow_heads(s: Subject) -> Iterator[Found]:
     wide = 64 if heads * head % 64 == 0 else 128
     fewer = {"n_head": heads * head // wide, "n_kv_head": max(1, kv * head // wide), "d_head": wide}
     new = changed(s.legal, **fewer) if heads * head % wide == 0 else None
-    gain = None if new is None else loss_of_change(s.legal, new)
+    gain = None if new is None else loss_of_change(s.legal, new, s.features)
     fix = None if new is None else Fix(text=f"{fewer['n_head']} heads of {wide}")
     large = float(s.counted.total) > 1e8
     yield Found("warning" if large and head < 32 else "info", key,
@@ -177,6 +178,12 @@ def latent_rank(s: Subject) -> Iterator[Found]:
     """
     for path, a in s.latents:
         rank, width = int(a.kv_rank), int(s.legal.d_model)
+        for field, own in (("kv_rank", rank), ("q_rank", int(a.q_rank or 0))):
+            if own >= width:
+                fix = Fix(text=f"{s.key(field)} below {width}")
+                yield Found("warning", s.key(field), f"{path}: a latent of {own} compresses nothing"
+                            f" of a width of {width}", fix)  # fmt: skip
+                return
         head = int(a.d_nope)
         if rank < min(256, 4 * head) or rank * 16 < width:
             yield Found("info", s.key("kv_rank"), f"{path}: a latent of {rank} for keys and values "
