@@ -23,7 +23,7 @@ from scantling.laws import (
 from scantling.laws.hyperparameters import hyperparameters
 from scantling.quantity import Quantity
 from scantling.search.budget import Budget
-from scantling.search.objectives import Costs, form_of, serving, training_plans
+from scantling.search.objectives import Costs, serving, training_plans
 from scantling.search.space import limits
 from scantling.spec import Spec, dimensions
 from scantling.units import bytes_text, count_text
@@ -136,7 +136,7 @@ def difference(a: Candidate, reference: Candidate) -> Quantity:
     approx_shared = min(1.0, apart)
     half = (float(found.high) - float(found.low)) / 2 * approx_shared
     mean = (one.loss(fa) + one.loss(fb)) / 2
-    axes = difference_terms(fa, fb, mean, one.reference_ratio, form_of(one))
+    axes = difference_terms(fa, fb, mean, one.reference_ratio, one.form_name)
     prior = total(axes)
     value = float(found.value) + float(prior.centre)
     half = math.hypot(half, (_of_time(a) + _of_time(reference)) / 2 * approx_shared)
@@ -163,11 +163,10 @@ def _of_time(c: Candidate) -> float:
 
 
 UNPRICED = {
-    "vocab_size", "n_expert", "top_k", "n_expert_group", "top_k_group", "window", "kv_rank",
-    "q_rank", "chunk", "rows",
+    "vocab_size", "top_k", "n_expert_group", "top_k_group", "kv_rank", "q_rank", "rows",
 }  # fmt: skip
 """Fields whose change the loss does not price: nats of two vocabularies cannot be compared, and
-no law here sees experts, windows, ranks or learned positions."""
+neither a law nor an ablation sees routing, ranks or learned positions."""
 
 
 def power_of_two(value: int) -> int:

@@ -32,7 +32,7 @@ from scantling.costs.serving_memory import ServingMemory, Split, serving_memory
 from scantling.costs.serving_scheme import Numbers, numbers
 from scantling.costs.serving_speed import speed
 from scantling.hardware import Chip, chip
-from scantling.laws import Features, Law, law, prior_terms
+from scantling.laws import Features, law, prior_terms
 from scantling.ops import operators
 from scantling.search.budget import OBJECTIVES, Budget
 from scantling.search.serving_question import SHARE
@@ -102,11 +102,6 @@ def names(b: Budget) -> tuple[str, ...]:
     return (*OBJECTIVES, *dict.fromkeys(asked))
 
 
-def form_of(one: Law) -> str:
-    """The form of a law: of a law file that of its facts, else its own name."""
-    return one.facts.function or one.name
-
-
 class Costs:
     """The costs of one shape, or of a column of shapes; each is worked out when asked for.
 
@@ -155,7 +150,7 @@ class Costs:
     def prior(self) -> Any:
         """What the axes add that no law prices."""
         one = law(self.budget.law)
-        return prior_terms(self.features, self.raw_loss, one.reference_ratio, form_of(one))
+        return prior_terms(self.features, self.raw_loss, one.reference_ratio, one.form_name)
 
     @property
     def expected_loss(self) -> Num:
@@ -406,5 +401,5 @@ def limits(b: Budget) -> tuple[Limit, ...]:
     return tuple(found)
 
 
-__all__ = ["Costs", "Limit", "Serving", "form_of", "limits", "names", "serving", "serving_asked",
+__all__ = ["Costs", "Limit", "Serving", "limits", "names", "serving", "serving_asked",
            "training_plans"]  # fmt: skip
