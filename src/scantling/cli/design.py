@@ -115,8 +115,9 @@ def design(**given: Any) -> int:
         front = search.design(b, baselines=names, progress=progress, engine=given["engine"],
                               workers=given["workers"])  # fmt: skip
     if front.swept.stopped:
-        seen = f"{front.swept.evaluated:,} of {front.swept.considered:,} shapes"
-        click.echo(f"stopped after {seen}: what follows is the best of those", err=True)
+        seen = f"{front.swept.evaluated:,} shapes"
+        best = "what follows is the best of those" if front.feasible else "none feasible so far"
+        click.echo(f"stopped after {seen}: {best}", err=True)
     if given["save"] is not None and front.feasible:
         from scantling.report.save import save
 
@@ -137,7 +138,8 @@ def design(**given: Any) -> int:
 
     out = text.console()
     if not front.feasible:
-        text.print_infeasible(out, front)
+        if not front.swept.stopped:
+            text.print_infeasible(out, front)
         return _status(front)
     text.print_front(out, front, given["rows"])
     if depths:
