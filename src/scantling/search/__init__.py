@@ -24,6 +24,7 @@ from scantling.search.candidate import (
 )
 from scantling.search.explain import explain, explain_all, set_by_all
 from scantling.search.front import epsilons, knee, thin
+from scantling.search.peers import nearest_sparse
 from scantling.search.space import Axis, Space, list_legal, space, unpriced
 from scantling.search.sweep import Swept, sweep
 
@@ -156,6 +157,8 @@ def _choose(swept: Swept, shapes: Space, b: Budget) -> tuple[Any, Any, int, floa
 def _baselines(b: Budget, names: tuple[str, ...] | None) -> list[Candidate]:
     if names is None:
         models = catalog.nearest(b.params, b.vocab_size)
+        if b.active is not None:
+            models = nearest_sparse(b.params, b.active)
     else:
         models = [catalog.load(name) for name in names]
     return [candidate(m.spec, b, m.name) for m in models]

@@ -98,7 +98,7 @@ def candidate(spec: Spec, b: Budget, name: str = "") -> Candidate:
     terms = prior_terms(f, raw, one.reference_ratio, _form(one))
     chip = b.hardware
     return Candidate(
-        name=name or shape_name(spec), spec=spec, budget=b, counted=counted, features=f,
+        name=name or _name(spec, b), spec=spec, budget=b, counted=counted, features=f,
         loss=float(raw + terms.expected), loss_upper=float(raw + terms.upper),
         train=training_time(spec, b.tokens, chip, b.n_gpu, b.train_context, b.dtype),
         decode=decode_time(spec, chip, b.serve_batch, b.serve_context, b.dtype, b.kv_dtype, b.tp),
@@ -118,12 +118,31 @@ def _whole(value: Any) -> int | float:
     return int(value) if float(value).is_integer() else float(value)
 
 
+def _name(spec: Spec, b: Budget) -> str:
+    """The name of a shape among others of a budget, which may list vocabularies."""
+    found = shape_name(spec)
+    return f"{found}-v{spec.vocab_size}" if "vocab_size" in b.listed else found
+
+
 def shape_name(spec: Spec) -> str:
-    """A name from the shape: ``37x3584-h128-24q8kv-f12544``."""
+    """A name from the shape: ``37x3584-h128-24q8kv-f12544``, ``26x2304-h128-24q8kv-e144k8x1152``.
+
+    Example:
+        >>> from scantling import catalog
+        >>> shape_name(catalog.model("deepseek-v3"))
+        '61x7168-128q-r512-e256k8x2048-f18432'
+    """
     d = dimensions(spec)
     name = f"{d['n_layer']}x{d['d_model']}"
     if {"d_head", "n_head", "n_kv_head"} <= set(d):
         name += f"-h{d['d_head']}-{d['n_head']}q{d['n_kv_head']}kv"
+    elif "kv_rank" in d:
+        name += f"-{d['n_head']}q-r{d['kv_rank']}"
+    pattern = spec.decoder.layout[-1].pattern
+    if len(pattern) > 1:
+        name += f"-{len(pattern) - 1}to1"
+    if "n_expert" in d:
+        name += f"-e{d['n_expert']}k{d['top_k']}x{d['d_expert']}"
     return f"{name}-f{d['d_ff']}" if "d_ff" in d else name
 
 
