@@ -99,6 +99,11 @@ def test_the_ladder_keeps_to_the_depths_the_user_left_open():
         run("design", "--params", "350M", "--depths", "8", "--no-depths")
 
 
+def test_a_depth_that_no_shape_has_is_said():
+    found = CliRunner().invoke(group, ["design", "--params", "350M", "--depths", "20,5000"])
+    assert "no feasible shape of this size has 5000 layers" in found.stderr
+
+
 def test_a_price_of_depth_is_none_of_tying():
     """A table of 15 % decides tying by rule, which a narrower shape would fall under."""
     front = design(BUDGET, baselines=())

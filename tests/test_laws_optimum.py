@@ -158,6 +158,8 @@ def test_questions_that_contradict_each_other_are_one_line():
             run(*arguments)
     with pytest.raises(FieldError, match="another rate"):
         run("--days", "3", "--served", "1T")
+    with pytest.raises(FieldError, match="nope is not known"):
+        run("1e21", "--gpu", "nope")
     with pytest.raises(FieldError, match="do not pay for the training"):
         run("1e3")
 
@@ -170,3 +172,12 @@ def test_the_inverse_is_asked_of_every_law():
     assert "7 B parameters" in run("--params", "7B")
     assert math.isclose(json.loads(run("--loss", "2.4", "--json"))["laws"]["aspect"]["loss"], 2.4,
                         rel_tol=1e-4)  # fmt: skip
+
+
+def test_the_valley_is_drawn(tmp_path):
+    pytest.importorskip("matplotlib")
+    run("1e21", "--plot", str(tmp_path / "valley.svg"))
+    text = (tmp_path / "valley.svg").read_text("utf-8")
+    assert "<svg" in text
+    with pytest.raises(FieldError):
+        run("1e21", "--plot", str(tmp_path / "none" / "valley.svg"))

@@ -71,7 +71,8 @@ SLOW_SHAPES = 3_000_000
               "or list its values: d_head=64,128.")  # fmt: skip
 @click.option("--bound", multiple=True, metavar="FIELD=a:b", help="Bound an axis.")
 @click.option("--objective", metavar="NAME=W,…", help="Weigh loss, training_days, "
-              "kv_bytes_per_token, decode_s; or give an order: loss,decode_s.")  # fmt: skip
+              "kv_bytes_per_token, decode_s, ttft_s, memory_bytes, kv_bytes, cost_per_million, "
+              "tile_waste; or give an order: loss,decode_s.")  # fmt: skip
 @click.option("--multiple", type=COUNT, default=128, help="Alignment of widths.")
 @click.option("--dtype", default="bf16", help="Dtype of training and weights.")
 @click.option("--kv-dtype", default="bf16", help="Dtype of the KV cache.")
@@ -89,6 +90,9 @@ SLOW_SHAPES = 3_000_000
     "reference, instead of at a ladder of them: equal tokens, FLOPs, wall-clock.",
 )
 @click.option("--no-depths", is_flag=True, help="Price no depths.")  # fmt: skip
+@click.option("--engine", default="auto", help="Where the sweep runs: here, pool (all cores), "
+              "ray (a cluster); auto is the pool above 30 million shapes.")  # fmt: skip
+@click.option("--workers", type=COUNT, help="Processes of the engine; all cores by default.")
 @click.option("--list-legal", is_flag=True, help="List legal (D, H, h, K); needs --fix d_model=…")
 @as_json
 def design(**given: Any) -> int:
@@ -108,7 +112,11 @@ def design(**given: Any) -> int:
         check_path(given["plot"])
     names = given["baseline"] or None
     with _progress(b) as progress:
-        front = search.design(b, baselines=names, progress=progress)
+        front = search.design(b, baselines=names, progress=progress, engine=given["engine"],
+                              workers=given["workers"])  # fmt: skip
+    if front.swept.stopped:
+        seen = f"{front.swept.evaluated:,} of {front.swept.considered:,} shapes"
+        click.echo(f"stopped after {seen}: what follows is the best of those", err=True)
     if given["save"] is not None and front.feasible:
         from scantling.report.save import save
 
@@ -124,19 +132,26 @@ def design(**given: Any) -> int:
 
         more = {"depths": depths_json(depths)} if depths else {}
         show_json(search.front_json(front) | more)
-        return 0 if front.feasible else 1
+        return _status(front)
     from scantling.report import text
 
     out = text.console()
     if not front.feasible:
         text.print_infeasible(out, front)
-        return 1
+        return _status(front)
     text.print_front(out, front, given["rows"])
     if depths:
         from scantling.report.depths import depth_lines
 
         click.echo("\n" + "\n".join(depth_lines(depths)))
-    return 0
+    return _status(front)
+
+
+def _status(front: Any) -> int:
+    """0 yes, 1 nothing is feasible, 130 (as shells say) an interrupt left the answer partial."""
+    if front.swept.stopped:
+        return 130
+    return 0 if front.feasible else 1
 
 
 def _depths(given: dict[str, Any], front: Any) -> list[Any]:
@@ -146,9 +161,12 @@ def _depths(given: dict[str, Any], front: Any) -> list[Any]:
     if given["depths"] is not None:
         if given["no_depths"]:
             raise FieldError("--depths", given["depths"], "contradicts --no-depths")
-        return price_depths(
-            front.budget, [parse_count(n, "--depths") for n in given["depths"].split(",")]
-        )
+        asked = [parse_count(n, "--depths") for n in given["depths"].split(",")]
+        rows = price_depths(front.budget, asked)
+        lost = set(asked) - {row.candidate.spec.n_layer for row in rows}
+        for n in sorted(lost):
+            click.echo(f"note: no feasible shape of this size has {n} layers", err=True)
+        return rows
     if given["no_depths"] or not front.feasible:
         return []
     rows = price_depths(front.budget, ladder(front.budget), front.chosen)

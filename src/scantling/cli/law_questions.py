@@ -27,12 +27,14 @@ from scantling.units import parse_count
 @click.option("--unique", type=COUNT, help="Unique tokens there are; more are repeated.")
 @click.option("--context", type=CONTEXT, help="Tokens of a sequence: its attention is paid for.")
 @click.option("--vocab", type=COUNT, help="Vocabulary of the shape.")
+@click.option("--plot", type=click.Path(path_type=Path), metavar="FILE", help="The valley as a "
+              "picture: valley.svg.")  # fmt: skip
 @hardware
 @as_json
 def optimum(flops: float | None, params: int | None, loss: float | None, days: float | None,
             gpu_hours: float | None, names: tuple[str, ...], served: float, unique: float | None,
             context: int | None, vocab: int | None, tokens: int | None, gpu: str | None,
-            gpus: int | None, as_json: bool) -> int:  # fmt: skip
+            gpus: int | None, plot: Path | None, as_json: bool) -> int:  # fmt: skip
     """Size, tokens and shape that FLOPS, or days on chips, are best spent on, by several laws.
 
     Examples: scantling laws optimum 1e21
@@ -56,9 +58,17 @@ def optimum(flops: float | None, params: int | None, loss: float | None, days: f
             raise FieldError(name, value, "must be above zero")
     inverse = {"params": params, "tokens": tokens, "loss": loss}
     asked = next(((k, float(v)) for k, v in inverse.items() if v is not None), None)
+    if plot is not None:
+        from scantling.report.figure import check_path
+
+        check_path(plot)
     budget = Spending(flops=flops or 1.0, served=served, unique=unique, context=context or 0.0)
     found = ask(names, budget, asked=asked, vocab_size=vocab,
                 machine=_machine(gpu, gpus, days, gpu_hours, context))  # fmt: skip
+    if plot is not None:
+        from scantling.report.optimum_figure import save_optimum
+
+        click.echo(f"wrote {save_optimum(found, plot)}", err=True)
     if as_json:
         show_json(optimum_json(found))
     else:

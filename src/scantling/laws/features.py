@@ -164,6 +164,14 @@ class Features(Struct, frozen=True, kw_only=True):
         return self.context / self.window
 
     @property
+    def shortened_share(self) -> Num | None:
+        """Layers whose window is shorter than the sequence, over attention layers."""
+        windows = self.context_windows
+        if self.local_share is None or windows is None:
+            return self.local_share
+        return self.local_share * (windows > 1)
+
+    @property
     def latent_rank_share(self) -> Num | None:
         """Rank of the KV latent over the width of the model."""
         return None if self.kv_rank is None else self.kv_rank / self.width

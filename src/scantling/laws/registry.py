@@ -109,6 +109,11 @@ class Law(Struct, frozen=True, kw_only=True):
         return self.facts.form
 
     @property
+    def form_name(self) -> str:
+        """The key of its form in ``FORMS``."""
+        return self.facts.function or self.name
+
+    @property
     def counts(self) -> Literal["body", "total"]:
         """What its N counts: the body, or all parameters."""
         return self.facts.counts

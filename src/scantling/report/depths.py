@@ -11,7 +11,7 @@ import msgspec
 from scantling.costs.count import flops
 from scantling.laws import law
 from scantling.search import Budget, Candidate, Range, chosen, difference
-from scantling.search.space import ASPECT, limit
+from scantling.search.axes import ASPECT, LAYER_COST, is_given, limit
 from scantling.units import count_text
 
 BASES = ("tokens", "FLOPs", "wall-clock")
@@ -52,7 +52,7 @@ def ladder(b: Budget) -> tuple[int, ...]:
         >>> ladder(budget(params="1.7B"))
         (12, 18, 27, 40, 60, 91)
     """
-    if {"n_layer", "d_model"} & set(b.fixed):
+    if is_given(b, "n_layer") or is_given(b, "d_model"):
         return ()
     low, high = _feasible(b)
     steps = (int(FIRST * STEP**k) for k in range(RUNGS))
@@ -62,13 +62,14 @@ def ladder(b: Budget) -> tuple[int, ...]:
 def _feasible(b: Budget) -> tuple[float, float]:
     """The depths whose D/L keeps its bound at this size: L = (N / (12 (D/L)²))^(1/3).
 
-    N is all parameters at the wide end and half of them at the narrow one, where the table may
-    be the other half; the user's own bound of the depth narrows it.
+    N is what a token passes: all of it at the narrow end and half at the wide one, where the table
+    may be the other half; the user's own bound of the depth narrows it.
     """
     aspect, asked = limit(b, "aspect"), b.bounded.get("n_layer")
+    passed = b.active or b.params
     wide, narrow = aspect.high or ASPECT[1], aspect.low or ASPECT[0]
-    low = (b.params / 2 / (12 * wide**2)) ** (1 / 3)
-    high = (b.params / (12 * narrow**2)) ** (1 / 3)
+    low = (passed / 2 / (12 * wide**2)) ** (1 / 3)
+    high = (passed / (12 * narrow**2)) ** (1 / 3)
     return (low, high) if asked is None else (max(low, asked.low), min(high, asked.high))
 
 
@@ -84,9 +85,9 @@ def price_depths(
     depth, and D/L keeps the bound that the reference was searched in.
 
     Args:
-        b: The budget; its ``fixed`` depth is replaced.
+        b: The budget; what it says of the depth is replaced.
         layers: Depths; one that has no feasible shape is left out.
-        reference: The shape to price against, which becomes the first row.
+        reference: The shape to price against, a row among them; the first row otherwise.
 
     Example:
         >>> from scantling.search.budget import budget
@@ -94,20 +95,35 @@ def price_depths(
         >>> one.prices[0].value, other.prices[0].value > 0.01
         (0.0, True)
     """
-    replace = msgspec.structs.replace
     found = [] if reference is None else [reference]
-    if reference is not None:
-        aspect = limit(b, "aspect")
-        bounded = {k: v for k, v in b.bounded.items() if k != "n_layer"}
-        if aspect.low is not None and aspect.high is not None:
-            bounded["aspect"] = Range(aspect.low, aspect.high)
-        b = replace(b, tied=reference.spec.tied, bounded=bounded)
-        layers = [n for n in layers if n != reference.spec.n_layer]
     for n in layers:
-        one = chosen(replace(b, fixed={**b.fixed, "n_layer": n}))
+        if reference is not None and n == reference.spec.n_layer:
+            continue
+        one = chosen(_at_depth(b, n, reference))
         found += [] if one is None else [one]
     rows = [DepthPrice(c, _prices(c, found[0])) for c in found]
     return rows if reference is None else sorted(rows, key=lambda r: r.candidate.spec.n_layer)
+
+
+def _at_depth(b: Budget, depth: int, reference: Candidate | None) -> Budget:
+    """The budget at one depth; beside a reference also with its tying, D/L and possible widths.
+
+    A layer is c D² parameters, so D² = N / (c L), with N from a third to all of what a token
+    passes and c from the least to twice the most that ``axes`` reckons with.
+    """
+    listed = {k: v for k, v in b.listed.items() if k != "n_layer"}
+    bounded = {k: v for k, v in b.bounded.items() if k != "n_layer"}
+    fixed, tied = {**b.fixed, "n_layer": depth}, b.tied
+    if reference is not None:
+        tied, aspect = reference.spec.tied, limit(b, "aspect")
+        if aspect.low is not None and aspect.high is not None:
+            bounded["aspect"] = Range(aspect.low, aspect.high)
+        if "d_model" not in {*fixed, *listed, *bounded}:
+            least, most = LAYER_COST[b.moe]
+            passed = (b.active or b.params) / depth
+            low, high = math.sqrt(passed / (6 * most)), math.sqrt(passed / least)
+            bounded["d_model"] = Range(low, high + b.multiple)
+    return msgspec.structs.replace(b, fixed=fixed, listed=listed, bounded=bounded, tied=tied)
 
 
 def _prices(c: Candidate, reference: Candidate) -> tuple[Price, Price, Price]:

@@ -316,7 +316,13 @@ def _other_sizes(found: Answers) -> list[str]:
 def _machine_lines(found: Answers) -> list[str]:
     spent = found.spent
     if spent.shape is None:
-        return ["", f"No shape of the optimum by {found.leading} is feasible in design's bounds."]
+        rate = (
+            "; the FLOPs are those of a 7B's rate" if found.machine and found.machine.days else ""
+        )
+        return [
+            "",
+            f"No shape of the optimum by {found.leading} is feasible in design's bounds{rate}.",
+        ]
     s = spent.shape
     d = s.dims()
     tied = "tied" if s.spec.tied else "untied"
@@ -332,7 +338,7 @@ def _machine_lines(found: Answers) -> list[str]:
     if m is None or spent.time_s is None:
         return lines
     t = spent.time_s.times(1 / DAY_S)
-    how = "by the plainest split" if spent.plans is None else _split(spent)
+    how = f"by the plainest split: {spent.note}" if spent.plans is None else _split(spent)
     hours = float(spent.time_s.value_s) / 3600 * m.n_gpu
     lines.append(
         f"  {count_text(found.best.tokens) if found.best else ''} tokens on {m.n_gpu} × {m.gpu}: "

@@ -13,6 +13,7 @@ from scantling.laws import DEFAULT, Difference, law
 from scantling.laws.features import Features
 from scantling.laws.measured_text import Measured, measure_text
 from scantling.laws.vocabulary import (
+    SMALLEST,
     TIE_ABOVE,
     Option,
     Vocabulary,
@@ -109,8 +110,12 @@ def ask(
     if params is None:
         return Answer(measured=measured, compared=compared)
     wide = width or round((params * REFERENCE_ASPECT / 12) ** (1 / 3) / ALIGNMENT) * ALIGNMENT
+    wide = max(wide, ALIGNMENT)
+    if SMALLEST * wide > params:
+        rule = f"leaves no layer: a table of {SMALLEST:,} rows alone has {SMALLEST * wide:,}"
+        raise FieldError("--params", params, f"at width {wide:,} {rule}")
     sizes = sorted(set(options) or {*OPTIONS, *(m.vocab_size for m in measured)})
-    judged = _judged(params, max(wide, ALIGNMENT), sizes)
+    judged = _judged(params, wide, sizes)
     low, high, n = vocabulary_range(params, wide)
     body = max(option(params, wide, low).left, params // 10)
     return Answer(
@@ -257,11 +262,13 @@ def _advice(found: Answer) -> list[str]:
     assert found.practice is not None
     assert found.english is not None
     low, high, n = found.practice
+    where = f"between {count_text(low)} and {count_text(high)}"
+    where = where if low < high else f"at about {count_text(low)}"
     e = found.english
     multiple = ALIGNMENT * found.tp
     tie = TIE_ABOVE * (found.params or 0) / (found.width or 1)
     lines = ["", (
-        f"Look between {count_text(low)} and {count_text(high)}: the middle half of {n} recent "
+        f"Look {where}: the middle half of {n} recent "
         "models of this size class, up to the table share that nine of ten of them keep to"
     )]  # fmt: skip
     words = "; outside the sizes it was fitted to" if e.outside else ""

@@ -21,6 +21,7 @@ HEAD_WIDTHS = (64, 96, 128, 192, 256)
 ASPECT = (8, 320)
 """Width over depth the default law was fitted in."""
 TIE_ABOVE = vocabulary.TIE_ABOVE
+"""Tie when the table is more than this share of all parameters (notes on tying, press2017)."""
 ROUNDING = 1e-9
 """What floating point may miss of a whole number of heads or layers."""
 WIDEST = 2**16

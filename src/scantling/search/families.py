@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from scantling.arith import round_up
 from scantling.costs.runtimes import runtime
@@ -100,6 +101,25 @@ class Family(Struct, frozen=True):
             if name not in found:
                 found[name] = width * (times[row] if hasattr(times, "dtype") else times)
         return found
+
+    def some(self, low: int, high: int, skipped: int = 0, left_out: int = 0) -> Family:
+        """The family of some neighbouring rows.
+
+        Args:
+            low: The first row.
+            high: The row before which to end.
+            skipped: Depths of the first row that are left out.
+            left_out: Depths of the last row that are left out.
+        """
+        rows = slice(low, high)
+        first, counts = self.first[rows].copy(), self.counts[rows].copy()
+        first[:1] += skipped
+        counts[:1] -= skipped
+        counts[-1:] -= left_out
+        solved = {name: times[rows] if hasattr(times, "dtype") else times
+                  for name, times in self.solved.items()}  # fmt: skip
+        return replace(self, rows={name: column[rows] for name, column in self.rows.items()},
+                       solved=solved, first=first, counts=counts)  # fmt: skip
 
 
 def families(b: Budget) -> Iterator[Family]:

@@ -8,12 +8,13 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from scantling.costs.estimate import DAY_S, Estimate
-from scantling.errors import FieldError, ScantlingError
+from scantling.errors import FieldError
 from scantling.hardware import chip
 from scantling.laws import DEFAULT, LAWS
 from scantling.laws.optimum import Optimum, Spending, compute_optimal
 from scantling.laws.vocabulary import embedding_parameters
 from scantling.search import Candidate, budget, chosen
+from scantling.search.budget import LARGEST_MODEL
 from scantling.search.plan_question import question
 from scantling.search.plans import Plans, answer
 from scantling.search.size import flops_of
@@ -60,6 +61,8 @@ class Spent(Struct, frozen=True, kw_only=True):
     plans: Plans | None = None
     time_s: Estimate | None = None
     share: float | None = None
+    note: str = ""
+    """Why there is no plan, where chips were named."""
 
 
 def spend(
@@ -87,7 +90,9 @@ def spend(
         >>> 0.9 < found.best.size / found.shape.features.body < 1.1
         True
     """
-    if machine is None:
+    if machine is not None:
+        chip(machine.gpu).rate(machine.dtype)  # an unknown chip or dtype is an error here
+    else:
         best = _optimum(name, given)
         return Spent(budget=given, best=best, shape=shape_of(name, best, vocab_size))
     if machine.days is None:
@@ -122,20 +127,21 @@ def _timed(name: str, given: Spending, machine: Machine, vocab_size: int | None)
     shape = shape_of(name, best, vocab_size, machine)
     if shape is None:
         return Spent(budget=given, best=best, shape=None)
+    plans, note = None, ""
     try:
         plans = answer(question(
             shape.spec, gpu=machine.gpu, gpus=machine.n_gpu, tokens=int(best.tokens),
             context=machine.context, dtype=machine.dtype,
         ))  # fmt: skip
-    except ScantlingError:  # a batch smaller than the chips: the plainest split still has a time
-        plans = None
+    except FieldError as error:  # such as a batch smaller than the chips
+        note = str(error)
     time_s = shape.train
     if plans is not None and plans.bill is not None:
         time_s = plans.bill.ideal_s
     rate = chip(machine.gpu).rate(machine.dtype) * machine.n_gpu
     trained = float(given.cost(best.size)) * best.tokens
     return Spent(budget=given, best=best, shape=shape, plans=plans, time_s=time_s,
-                 share=trained / (float(time_s.value_s) * rate))  # fmt: skip
+                 share=trained / (float(time_s.value_s) * rate), note=note)  # fmt: skip
 
 
 def total_of(best: Optimum, vocab_size: int | None, aspect: float = 64.0) -> tuple[int, int]:
@@ -162,13 +168,12 @@ def shape_of(
 ) -> Candidate | None:
     """The shape that ``design`` chooses for an optimum; ``None`` where none is feasible."""
     total, vocab = total_of(best, vocab_size)
+    if not 1 <= total <= LARGEST_MODEL:
+        return None
     law_name = name if name in LAWS or name.endswith(".toml") else DEFAULT
     more: dict[str, Any] = {}
     if machine is not None:
         more = {"chip": machine.gpu, "n_gpu": machine.n_gpu, "dtype": machine.dtype,
                 "train_context": machine.context}  # fmt: skip
-    try:
-        return chosen(budget(params=total, tokens=int(best.tokens), vocab_size=vocab, law=law_name,
-                             **more))  # fmt: skip
-    except ScantlingError:  # a size beyond every model
-        return None
+    return chosen(budget(params=total, tokens=int(best.tokens), vocab_size=vocab, law=law_name,
+                         **more))  # fmt: skip
