@@ -71,11 +71,12 @@ def limits(function: F) -> F:
                      "or list its values: d_head=64,128."),
         click.option("--bound", multiple=True, metavar="FIELD=a:b", help="Bound an axis."),
         click.option("--objective", metavar="NAME=W,…", help="Weigh loss, training_days, "
-                     "kv_bytes_per_token, decode_s; or give an order: loss,decode_s."),
+                     "kv_bytes_per_token, decode_s, ttft_s, memory_bytes, kv_bytes, "
+                     "cost_per_million, tile_waste; or give an order: loss,decode_s."),
         click.option("--multiple", type=COUNT, help="Alignment of widths; 128 by default."),
         click.option("--dtype", help="Dtype of training and weights; bf16."),
         click.option("--kv-dtype", help="Dtype of the KV cache; bf16."),
-        click.option("--law", help="Law of the loss, aspect by default (scantling laws)."),
+        click.option("--law", help="Law of the loss (scantling laws), or a law file."),
     )):  # fmt: skip
         function = option(function)
     return function
