@@ -45,6 +45,8 @@ def heads_divide_width(s: Subject) -> Iterator[Found]:
 
     The fix is the nearest number of heads that divides the width, heads a multiple of 8 wide, or,
     where heads and layers fit only when exchanged, the exchange.
+
+    Exceptions: none.
     """
     width, heads = s.raw.whole("d_model"), s.raw.whole("n_head")
     if width is None or heads is None or width % heads == 0 or not _derived(s.raw):

@@ -67,6 +67,11 @@ class Subject(Struct, kw_only=True, dict=True):
         return self.part
 
     @cached_property
+    def worked_out(self) -> dict[str, Any]:
+        """What several rules share, by name."""
+        return {}
+
+    @cached_property
     def counted(self) -> Parameters:
         """Its parameters."""
         return parameters(self.legal)
@@ -149,16 +154,16 @@ def cache_per_token(spec: Spec) -> float:
     return float(found)
 
 
-def subject(
-    given: Any, setting: Setting | None = None, *, name: str | None = None, assume: bool = False
-) -> Subject:
+def subject(given: Any, setting: Setting | None = None, *, name: str | None = None) -> Subject:
     """A model as far as it can be read.
+
+    A model type in no table is read as what it resembles most, whatever is not understood: SC013
+    says so.
 
     Args:
         given: As for ``catalog.load``.
         setting: Where it is to run.
         name: What it is called.
-        assume: As for ``catalog.load``.
 
     Raises:
         FieldError: If it cannot be read at all: no such model, no JSON object, no model type.
@@ -184,7 +189,7 @@ def subject(
     part = partial(found.config)
     spec, refused, notes = None, None, found.notes
     try:
-        read = hf.read(found.config, assume=assume)
+        read = hf.read(found.config, assume=True)
     except FieldError as error:
         refused = error
     else:
