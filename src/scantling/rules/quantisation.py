@@ -32,7 +32,8 @@ def _sides(s: Subject) -> tuple[Cut, ...]:
 
 
 def _field(c: Cut) -> str:
-    return FIELDS.get(c.tensor.rpartition(".")[2], c.tensor)
+    leaf = c.tensor.rpartition(".")[2]
+    return "n_kv_head" if leaf in {"k", "v"} else FIELDS.get(leaf, c.tensor)
 
 
 def _distinct(bad: list[Cut]) -> Iterator[Cut]:

@@ -138,8 +138,11 @@ class Subject(Struct, kw_only=True, dict=True):
         return None if limit is None else int(limit)
 
     def key(self, field: str) -> str:
-        """A dimension under the name the user gave it."""
-        return field if self.part is None else self.part.key(field)
+        """A dimension under the name the user gave it; a head width no key says is the heads'."""
+        if self.part is None:
+            return field
+        found = self.part.key(field)
+        return self.part.key("n_head") if found == "d_head" else found
 
     @cached_property
     def plain_name(self) -> str:
