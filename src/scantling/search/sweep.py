@@ -101,8 +101,9 @@ def feasibility(p: Priced, b: Budget) -> dict[str, NDArray[np.bool_]]:
 
 
 def sweep(
-    space: Space, b: Budget, chunk: int = CHUNK, progress: Callable[[int], None] | None = None
-) -> Swept:
+    space: Space, b: Budget, chunk: int = CHUNK, progress: Callable[[int], None] | None = None,
+    *, merge: Callable[..., tuple[Any, Any]] = fold,
+) -> Swept:  # fmt: skip
     """Evaluate a whole space and keep the non-dominated shapes.
 
     Chunks keep memory bounded; the front is folded chunk by chunk, which gives the same front
@@ -113,6 +114,7 @@ def sweep(
         b: The budget.
         chunk: Rows at once.
         progress: Called with the number of shapes done since the last call.
+        merge: What is kept of the rows so far and new ones, each with its objectives.
     """
     import numpy as np
 
@@ -132,7 +134,7 @@ def sweep(
         if keep.any():
             new_rows, new_values = _survivors(priced, keep, index, b, tally)
             feasible += len(new_rows)
-            rows, values = fold(rows, values, new_rows, new_values)
+            rows, values = merge(rows, values, new_rows, new_values)
         if progress is not None:
             progress(n)
     closest = [shape for _, shape in tally.closest]
