@@ -13,7 +13,7 @@ SIZES = (1e8, 1e9, 7e9, 34e9)
 
 
 def volume(values, scale):
-    """The hypervolume of rows scaled to the box of the whole front, its worst corner as reference."""
+    """The hypervolume of rows in the box of the whole front; a tenth beyond it the reference."""
     import moocore
 
     low, high = scale

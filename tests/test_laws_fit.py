@@ -275,17 +275,62 @@ def test_fit_writes_a_law_that_evaluate_and_design_take(tmp_path):
     assert judged["mae"] == pytest.approx(said["mae"], abs=0.003)
 
 
-def test_the_report_has_its_plots(tmp_path):
-    pytest.importorskip("matplotlib")
+def test_runs_of_the_lab_are_read(tmp_path):
+    """A line a run: spec, seed, tokens, bits a byte or a loss, params; names taken leniently."""
+    path = tmp_path / "lab.jsonl"
+    records = [
+        {"spec": {"d_model": 256, "n_layer": n, "d_head": 64}, "seed": 0, "tokens": 1e8 * n,
+         "bits_per_byte": 1.2, "tokens_per_byte": 0.25,
+         "params": {"total": n * 1e6, "body": n * 8e5}}
+        for n in (4, 8)
+    ]  # fmt: skip
+    records.append({"spec": "12x256-h64-4q2kv-f1024", "Train-Tokens": 1e9, "val_loss": 3.0,
+                    "params_total": 12e6, "params_body": 1e7, "tokens": 1e9, "loss": 3.0,
+                    "bits_per_byte": 1, "tokens_per_byte": 1})  # fmt: skip
+    write_lines(path, records[:2])
+    found = read_runs(path)
+    assert list(found.features.width) == [256, 256]
+    assert list(found.features.depth) == [4, 8]
+    assert list(found.features.body) == [3.2e6, 6.4e6]
+    assert found.loss == pytest.approx(1.2 * math.log(2) / 0.25)
+    write_lines(path, records[2:])
+    found = read_runs(path)
+    assert (found.features.width[0], found.features.depth[0]) == (256, 12)
+    assert found.features.d_head[0] == 64
+    assert found.loss[0] == 3.0
+    for record, message in (
+        ({"bits_per_byte": 1.2, "tokens": 1, "params_total": 1}, "add the column tokens_per_byte"),
+        ({"tokens": 1, "params_total": 1}, "one of loss, val_loss.*there are tokens, params_total"),
+        ({"loss": 1, "tokens": 1}, "says no size.*there are loss, tokens"),
+    ):
+        write_lines(path, [record])
+        with pytest.raises(FieldError, match=message):
+            read_runs(path)
+
+
+def write_lines(path, records):
+    path.write_text("\n".join(map(json.dumps, records)), encoding="utf-8")
+
+
+def test_the_report_is_one_page_with_its_plots(tmp_path):
+    """Plotly's script is in the page: nothing is fetched; a title cannot end the script."""
+    pytest.importorskip("plotly")
     runs = write(tmp_path / "runs.csv", made(10))
-    run("fit", runs, "--form", "aspect", "--bootstraps", 20, "--report", tmp_path / "out")
-    assert {p.name for p in (tmp_path / "out").iterdir()} == {
-        "report.md", "measured.png", "residuals.png", "isoflop.png",
-    }  # fmt: skip
-    text = (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
-    assert set(re.findall(r"\((\w+\.png)\)", text)) == {
-        "measured.png", "residuals.png", "isoflop.png",
-    }  # fmt: skip
+    run("fit", runs, "--form", "aspect", "--bootstraps", 20, "--report", tmp_path / "out",
+        "--recipe", "</script>")  # fmt: skip
+    (path,) = (tmp_path / "out").iterdir()
+    text = path.read_text(encoding="utf-8")
+    ours = text[: text.index("<script>")] + text[text.rindex("<script>") :]
+    assert not re.search(r"(src|href)=", ours)
+    assert "&lt;/script&gt;" in text
+    drawn = re.findall(r'draw\("(plot\d)", (\[.*?\])\);(?=draw|\n)', ours)
+    assert len(drawn) == 5
+    for _, data in drawn:
+        traces, layout = json.loads(data)
+        assert traces
+        assert layout["xaxis"]["title"]["text"] is not None
+    measured = json.loads(dict(drawn)["plot2"])[0][0]
+    assert len(measured["x"]) == len(measured["error_y"]["array"]) == len(made(10))
 
 
 def test_the_verb_still_lists_laws():

@@ -82,8 +82,13 @@ SLOW_SHAPES = 3_000_000
               "shape, front.json and report.html.")  # fmt: skip
 @click.option("--plot", type=click.Path(path_type=Path), metavar="FILE", help="The front as a "
               "picture: front.svg.")  # fmt: skip
-@click.option("--depths", metavar="L,L,…", help="Price this size at these depths, the first as "
-              "reference: at equal tokens, FLOPs and wall-clock.")  # fmt: skip
+@click.option(
+    "--depths",
+    metavar="L,L,…",
+    help="Price this size at these depths, the first as "
+    "reference, instead of at a ladder of them: equal tokens, FLOPs, wall-clock.",
+)
+@click.option("--no-depths", is_flag=True, help="Price no depths.")  # fmt: skip
 @click.option("--list-legal", is_flag=True, help="List legal (D, H, h, K); needs --fix d_model=…")
 @as_json
 def design(**given: Any) -> int:
@@ -113,7 +118,7 @@ def design(**given: Any) -> int:
         from scantling.report.figure import save_front
 
         click.echo(f"wrote {save_front(front, given['plot'])}", err=True)
-    depths = _depths(given["depths"], b)
+    depths = _depths(given, front)
     if given["as_json"]:
         from scantling.report.depths import depths_json
 
@@ -134,12 +139,23 @@ def design(**given: Any) -> int:
     return 0
 
 
-def _depths(listed: str | None, b: Any) -> list[Any]:
-    if listed is None:
-        return []
-    from scantling.report.depths import price_depths
+def _depths(given: dict[str, Any], front: Any) -> list[Any]:
+    """The depths asked for, or a ladder of them beside the choice."""
+    from scantling.report.depths import ladder, price_depths
 
-    return price_depths(b, [parse_count(n, "--depths") for n in listed.split(",")])
+    if given["depths"] is not None:
+        if given["no_depths"]:
+            raise FieldError("--depths", given["depths"], "contradicts --no-depths")
+        asked = [parse_count(n, "--depths") for n in given["depths"].split(",")]
+        rows = price_depths(front.budget, asked)
+        lost = set(asked) - {row.candidate.spec.n_layer for row in rows}
+        for n in sorted(lost):
+            click.echo(f"note: no feasible shape of this size has {n} layers", err=True)
+        return rows
+    if given["no_depths"] or not front.feasible:
+        return []
+    rows = price_depths(front.budget, ladder(front.budget), front.chosen)
+    return rows if len(rows) > 1 else []
 
 
 def _limits(given: dict[str, Any]) -> dict[str, Any]:

@@ -25,11 +25,16 @@ from scantling.laws.priors import (
     Price,
     Prior,
     Term,
+    Unseen,
     bounds,
+    difference_terms,
     prior_terms,
     priors,
     ratio_penalty,
     terms,
+    total,
+    unseen,
+    unseen_texts,
 )
 from scantling.laws.registry import LAWS, Difference, Errors, Facts, Law, law, register
 
@@ -48,7 +53,9 @@ __all__ = [
     "Price",
     "Prior",
     "Term",
+    "Unseen",
     "bounds",
+    "difference_terms",
     "head_width_excess",
     "head_width_half",
     "law",
@@ -57,4 +64,7 @@ __all__ = [
     "ratio_penalty",
     "register",
     "terms",
+    "total",
+    "unseen",
+    "unseen_texts",
 ]

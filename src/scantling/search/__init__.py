@@ -24,9 +24,8 @@ from scantling.search.candidate import (
 )
 from scantling.search.explain import explain, explain_all, set_by_all
 from scantling.search.front import epsilons, knee, thin
-from scantling.search.space import Axis, list_legal, space, unpriced
-from scantling.search.sweep import COLUMNS, Swept, sweep
-from scantling.spec import Spec, vary
+from scantling.search.space import Axis, Space, list_legal, space, unpriced
+from scantling.search.sweep import Swept, sweep
 
 
 class Front(Struct, frozen=True, kw_only=True):
@@ -93,8 +92,8 @@ def design(
             progress(done, shapes.size)
 
     swept = sweep(shapes, b, progress=report)
-    rows, values, choice, within = _choose(swept, shapes.structures, b)
-    found = [_candidate(row, shapes.structures, b) for row in rows]
+    rows, values, choice, within = _choose(swept, shapes, b)
+    found = [_candidate(row, shapes, b) for row in rows]
     best = values[:, 0].min(initial=math.inf)
     peers = _baselines(b, baselines)
     return Front(
@@ -105,16 +104,30 @@ def design(
     )  # fmt: skip
 
 
-def _candidate(row: Any, structures: tuple[Spec, ...], b: Budget) -> Candidate:
+def chosen(b: Budget) -> Candidate | None:
+    """The choice of ``design`` alone, without the rest of its front; ``None`` where none fits.
+
+    Example:
+        >>> b = budget(params=125_000_000, vocab_size=50304, n_gpu=8)
+        >>> chosen(b) == design(b, baselines=()).chosen
+        True
+    """
+    shapes = space(b)
+    swept = sweep(shapes, b)
+    if not len(swept.rows):
+        return None
+    rows, _, choice, _ = _choose(swept, shapes, b)
+    return _candidate(rows[choice], shapes, b)
+
+
+def _candidate(row: Any, shapes: Space, b: Budget) -> Candidate:
     """A shape of the front, counted again exactly through the operators."""
-    named = {name: int(v) for name, v in zip(COLUMNS, row, strict=True)}
-    spec = vary(structures[named.pop("structure")], **{k: named[k] for k in COLUMNS[1:-1]})
-    one = candidate(spec, b)
-    assert one.counted.total == named["total"], "the sweep and the operators must agree"
+    one = candidate(shapes.spec(row), b)
+    assert one.counted.total == int(row[-1]), "the sweep and the operators must agree"
     return one
 
 
-def _choose(swept: Swept, structures: tuple[Spec, ...], b: Budget) -> tuple[Any, Any, int, float]:
+def _choose(swept: Swept, shapes: Space, b: Budget) -> tuple[Any, Any, int, float]:
     """Rows worth reading with their objectives, the choice among them, and the law's error.
 
     The choice is made on the whole front, so it does not depend on how the front is thinned or
@@ -127,7 +140,7 @@ def _choose(swept: Swept, structures: tuple[Spec, ...], b: Budget) -> tuple[Any,
     rows, values = swept.rows, swept.objectives
     if not len(rows):
         return rows, values, 0, 0.0
-    best = _candidate(rows[int(values[:, 0].argmin())], structures, b)
+    best = _candidate(rows[int(values[:, 0].argmin())], shapes, b)
     gap = law(b.law).difference(best.features, best.features)
     within = (float(gap.high) - float(gap.low)) / 2
     weights = tuple(b.weights.get(name, 0.0 if b.weights else 1.0) for name in OBJECTIVES)
@@ -223,7 +236,7 @@ def infeasible(front: Front) -> dict[str, Any]:
 
 
 __all__ = [
-    "Budget", "Candidate", "Front", "Range", "binding_axes", "budget", "candidate", "design",
-    "difference", "explain", "explain_all", "findings", "front_json", "infeasible", "list_legal",
-    "parameters",
+    "Budget", "Candidate", "Front", "Range", "binding_axes", "budget", "candidate", "chosen",
+    "design", "difference", "explain", "explain_all", "findings", "front_json", "infeasible",
+    "list_legal", "parameters",
 ]  # fmt: skip

@@ -36,10 +36,11 @@ from scantling.costs.features import features
 from scantling.errors import FieldError, nearest
 from scantling.hardware import chip
 from scantling.laws import bounds
+from scantling.search.axes import ASPECT, HEAD_WIDTHS
 from scantling.search.budget import Budget, Range, budget
 from scantling.search.candidate import Candidate, axis_value, candidate, difference
-from scantling.search.space import ASPECT, HEAD_WIDTHS, Space, space
-from scantling.search.sweep import COLUMNS, sweep
+from scantling.search.space import Space, space
+from scantling.search.sweep import sweep
 from scantling.sources import read_data
 from scantling.spec import Dense, GroupedAttention, Spec, divisors, has, read, vary
 
@@ -125,19 +126,14 @@ class Pool(Struct):
     rows: NDArray[np.int64]
     values: NDArray[np.float64]
     axes: dict[str, Any]
-    """Where each shape lies on the bounded axes."""
+    """Where each shape lies on the bounded axes; its depth and width."""
     known: dict[int, Candidate] = {}
 
     def candidate(self, at: int) -> Candidate:
         """One shape of the pool with everything known of it."""
         if at not in self.known:
-            self.known[at] = candidate(_spec(self.shapes, self.rows[at]), self.budget)
+            self.known[at] = candidate(self.shapes.spec(self.rows[at]), self.budget)
         return self.known[at]
-
-
-def _spec(shapes: Space, row: Any) -> Spec:
-    named = {name: int(v) for name, v in zip(COLUMNS, row, strict=True)}
-    return vary(shapes.structures[named["structure"]], **{k: named[k] for k in COLUMNS[1:-1]})
 
 
 @functools.cache
@@ -222,8 +218,8 @@ def _check_blocks(name: str, spec: Spec) -> None:
 def _gpus(params: float, tokens: float, key: str) -> int:
     """The power of two of chips, a node at least, that train in about a month."""
     one = chip(key)
-    needed = 6 * params * tokens / (one.rate("bf16") * reference_mfu(one, 64) * MONTH_DAYS * DAY_S)
-    return max(8, 2 ** round(math.log2(needed)))
+    done = one.rate("bf16") * reference_mfu(one, 64) * MONTH_DAYS * DAY_S
+    return 1 << max(3, round(math.log2(6 * params * tokens / done)))
 
 
 def outside(c: Candidate) -> tuple[str, ...]:
@@ -248,12 +244,15 @@ def pool(b: Budget, spec: Spec) -> Pool:
         values.append(new_values)
         return old_rows, old_values
 
-    shapes = replace(space(b), structures=(spec,))
+    shapes = space(b)
+    shapes = replace(shapes, families=tuple(replace(one, spec=spec) for one in shapes.families))
     swept = sweep(shapes, b, merge=keep)
     found = np.concatenate([swept.rows, *rows])
-    columns = vary(spec, **{k: found[:, COLUMNS.index(k)] for k in COLUMNS[1:-1]})
+    named = dict(zip(shapes.columns, found.T, strict=True))
+    columns = vary(spec, **{name: named[name] for name in shapes.families[0].columns})
     f = features(columns, float(b.tokens))
-    axes = {axis: getattr(f, axis, columns.d_ff / columns.d_model) for axis in AXES}
+    axes: dict[str, Any] = {"d_model": named["d_model"], "n_layer": named["n_layer"]}
+    axes |= {axis: getattr(f, axis, columns.d_ff / columns.d_model) for axis in AXES}
     return Pool(b, shapes, found, np.concatenate([swept.objectives, *values]), axes)
 
 
@@ -291,8 +290,9 @@ def _lower(c: Candidate, legal: Pool, no_dearer: Any) -> Gap | None:
     if not len(at):
         return None
     gain = c.loss_upper - legal.values[at, 0]
-    named = {name: legal.rows[at, COLUMNS.index(name)] for name in ("d_model", "n_layer")}
-    apart = np.hypot(*(np.log(column / c.dims()[name]) for name, column in named.items()))
+    apart = np.hypot(
+        *(np.log(legal.axes[name][at] / c.dims()[name]) for name in ("d_model", "n_layer"))
+    )
     # near shapes share most of the law's error, so a small gain may be sure
     order = {*np.argsort(-gain)[:CLOSEST], *np.argsort(-gain / (0.02 + apart))[:CLOSEST]}
     gaps = [_gap(legal.candidate(int(at[i])), c) for i in sorted(order)]

@@ -17,11 +17,54 @@ from scantling.spec.relations import near_divisors
 from scantling.spec.workload import dtype_name, kv_dtype_name
 from scantling.units import parse_bytes, parse_context, parse_count, parse_seconds
 
-AXES = ("n_layer", "d_model", "d_head", "n_head", "n_kv_head", "d_ff")
+AXES = ("n_layer", "d_model", "d_head", "n_head", "n_kv_head", "d_ff", "vocab_size")
 """The dimensions a dense shape is searched over; d_ff is solved, not enumerated."""
+EXPERT_AXES = ("n_expert", "top_k", "d_expert", "n_shared", "d_shared", "n_dense")
+"""Dimensions of a mixture of experts besides; d_expert is solved. Shared experts and dense first
+layers are numbers."""
+LATENT_AXES = ("n_layer", "d_model", "n_head", "d_ff", "vocab_size", "kv_rank", "q_rank", "d_nope",
+               "d_rope", "d_value")  # fmt: skip
+"""Dimensions where attention is latent."""
 
 RATIOS = ("kv_group", "attention_width_ratio", "mlp_attention_ratio", "ffn_width_ratio", "aspect")
 """Bounded quantities that are no dimension: H/K, H h/D, MLP/attention, F/D, D/L."""
+EXPERT_RATIOS = ("active_share", "expert_width_ratio", "active_width_ratio")
+"""k/E, the width of an expert over D, and all feed-forward width a token passes over D."""
+
+MIXERS = ("gqa", "mla", "hybrid")
+WINDOW = 1024
+"""Window of local layers where none is given: Gemma 3's, and no less than the eighth of a training
+sequence that losses were measured down to."""
+
+
+def axes_of(b: Budget) -> tuple[str, ...]:
+    """The dimensions shapes of this kind are searched over.
+
+    Example:
+        >>> "n_expert" in axes_of(Budget(params=1, tokens=1, moe=True))
+        True
+    """
+    found = LATENT_AXES if b.mixer == "mla" else AXES
+    return (*found, *EXPERT_AXES) if b.moe else found
+
+
+def ratio_of(layout: str) -> int:
+    """Local layers to a global one.
+
+    Raises:
+        FieldError: If it says neither ``full`` nor such a ratio.
+
+    Example:
+        >>> ratio_of("5:1")
+        5
+    """
+    local, sign, one = layout.partition(":")
+    if layout == "full":
+        return 0
+    if not sign or one != "1" or not local.isdecimal() or not 1 <= int(local) <= 31:
+        raise FieldError("layout", layout, "is no layout", "use full, or local:global as in 5:1")
+    return int(local)
+
 
 NAMES = {
     "gpu": "chip", "gpus": "n_gpu", "vocab": "vocab_size", "tpot": "tpot_s", "ttft": "ttft_s",
@@ -170,6 +213,9 @@ def budget(*, params: float | str | None = None, tokens: float | str | None = No
         (140000000000, True)
     """
     given = _plain(given)
+    fixed = dict(given.get("fixed") or {})
+    if "vocab_size" in fixed:  # one vocabulary is the limit of that name
+        given |= {"vocab_size": fixed.pop("vocab_size"), "fixed": fixed}
     size, trained, work = (
         None if value is None else parse_count(value, name)
         for name, value in (("params", params), ("tokens", tokens), ("flops", flops))
@@ -185,7 +231,8 @@ def budget(*, params: float | str | None = None, tokens: float | str | None = No
         raise FieldError(
             "budget", None, "has no size", "give --params, --flops, --days or --gpu-hours"
         )
-    small = work is not None and work < 10**20 if size is None else size < 10**9
+    passed = given.get("active") or size
+    small = work is not None and work < 10**20 if passed is None else passed < 10**9
     if "vocab_size" not in given:
         given["vocab_size"] = 50_304 if small else 128_256
         assumed.append(f"vocab: {given['vocab_size']:,}")
@@ -213,9 +260,25 @@ def budget(*, params: float | str | None = None, tokens: float | str | None = No
     assumed += [
         f"{name}: {value}" for name, field, value in DEFAULTS if field not in given
     ]  # fmt: skip
+    _add_kinds(given, size, assumed)
     found = Budget(params=size, tokens=trained, flops=work, assumed=tuple(assumed), **given)
     _check(found)
     return found
+
+
+def _add_kinds(given: dict[str, Any], size: int, assumed: list[str]) -> None:
+    """What a kind of model implies: active parameters, the window of local layers."""
+    given["moe"] = bool(given.get("moe") or given.get("active"))
+    if given["moe"] and given.get("active") is None:
+        from scantling.search.peers import usual_active
+
+        given["active"] = usual_active(size)
+        share = given["active"] / size
+        assumed.append(f"active: {given['active'] / 1e9:.3g} B, {share:.1%} as known models have")
+    local = ratio_of(given.get("layout", "full")) and given.get("mixer", "gqa") == "gqa"
+    if local and given.get("window") is None:
+        given["window"] = max(WINDOW, given.get("train_context", 8192) // 8)
+        assumed.append(f"window: {given['window']:,}")
 
 
 DEFAULTS = (
@@ -278,6 +341,7 @@ def _check(b: Budget) -> None:
     if not 0 < b.tolerance < 1:
         raise FieldError("tolerance", b.tolerance, "must lie between 0 and 1")
     _check_weights(b)
+    _check_kinds(b)
     _check_axes(b)
 
 
@@ -292,22 +356,57 @@ def _check_weights(b: Budget) -> None:
         raise FieldError("objective", None, "weighs nothing", "give a weight above 0")
 
 
+def _check_kinds(b: Budget) -> None:
+    """Kinds of model that exist and go together."""
+    if b.mixer not in MIXERS:
+        raise FieldError("mixer", b.mixer, "is not known", f"use {', '.join(MIXERS)}")
+    local = ratio_of(b.layout) > 0
+    if local and b.mixer == "mla":
+        raise FieldError("layout", b.layout, "is of grouped attention", "latent attention is full")
+    if b.window is not None and (not local or b.mixer != "gqa"):
+        raise FieldError("window", b.window, "is of local layers", "give a layout such as 5:1")
+    if b.active is not None and not 0 < b.active < b.params:
+        raise FieldError(
+            "active", b.active, f"must be above 0 and below the {b.params:,} of --params"
+        )
+    if not 0 < b.active_tolerance < 1:
+        raise FieldError("active_tolerance", b.active_tolerance, "must lie between 0 and 1")
+    if b.ep > 1 and not b.moe:
+        raise FieldError("ep", b.ep, "needs experts", "give active, as in --active 3B")
+
+
 def _check_axes(b: Budget) -> None:
-    """Fixed and bounded axes: known, not both, and not contradicting each other."""
-    for name in {**b.fixed, **b.bounded}:
-        if name not in AXES and not (name in RATIOS and name in b.bounded):
-            near = nearest(name, (*AXES, *RATIOS), 1)
-            hint = f"did you mean {near[0]}?" if near else f"axes: {', '.join((*AXES, *RATIOS))}"
+    """Fixed, listed and bounded axes: known, given once, and not contradicting each other."""
+    axes = axes_of(b)
+    ratios = (*RATIOS, *EXPERT_RATIOS) if b.moe else RATIOS
+    for name in {**b.fixed, **b.listed, **b.bounded}:
+        if name not in axes and not (name in ratios and name in b.bounded):
+            known = (*axes, *ratios)
+            near = nearest(name, known, 1)
+            hint = f"did you mean {near[0]}?" if near else f"axes: {', '.join(known)}"
+            if name in {*AXES, *LATENT_AXES, *EXPERT_AXES}:
+                kind = "without experts" if name in EXPERT_AXES else f"with mixer {b.mixer}"
+                hint = f"a shape {kind} has {', '.join(axes)}"
             raise FieldError(name, None, "is no axis of the search", hint)
-        if name in b.fixed and name in b.bounded:
-            raise FieldError(name, None, "is both fixed and bounded", "give one of the two")
+        given = [way for way, held in (("fixed", b.fixed), ("listed", b.listed),
+                                       ("bounded", b.bounded)) if name in held]  # fmt: skip
+        if len(given) > 1:
+            raise FieldError(name, None, f"is both {' and '.join(given)}", "give one of the two")
+    _check_values(b)
+
+
+def _check_values(b: Budget) -> None:
+    """The values of fixed, listed and bounded axes."""
+    for name, values in (b.listed | {name: (one,) for name, one in b.fixed.items()}).items():
+        least = 0 if name in {"n_shared", "n_dense"} else 1
+        for value in values:
+            if not least <= value <= LARGEST:
+                raise FieldError(name, value, f"must lie between {least} and {LARGEST:,}")
     for name, axis in b.bounded.items():
         if not 0 < axis.low <= axis.high <= LARGEST:
             raise FieldError(name, f"{axis.low}:{axis.high}", "is an empty range")
-    for name, value in b.fixed.items():
-        if not 1 <= value <= LARGEST:
-            raise FieldError(name, value, f"must lie between 1 and {LARGEST:,}")
-    deep = max(b.fixed.get("n_layer", 1), b.bounded.get("n_layer", Range(1, 1)).high)
+    deep = max(b.fixed.get("n_layer", 1), b.bounded.get("n_layer", Range(1, 1)).high,
+               *b.listed.get("n_layer", ()))  # fmt: skip
     if deep > LARGEST_DEPTH:
         raise FieldError("n_layer", deep, f"must be at most {LARGEST_DEPTH:,}")
     heads, groups = b.fixed.get("n_head"), b.fixed.get("n_kv_head")
@@ -316,6 +415,11 @@ def _check_axes(b: Budget) -> None:
                          near_divisors(heads, groups))  # fmt: skip
     if heads and heads % b.tp:
         raise FieldError("tp", b.tp, f"must divide n_head {heads}", near_divisors(heads, b.tp))
+    for cut, field in (("n_layer", "pp"), ("n_expert", "ep")):
+        held, degree = b.fixed.get(cut), getattr(b, field)
+        if held and held % degree:
+            hint = near_divisors(held, degree)
+            raise FieldError(field, degree, f"must divide {cut} {held}", hint)
 
 
 LARGEST_MODEL = 20 * 10**12

@@ -14,7 +14,16 @@ from scantling.costs.count import Parameters, parameters
 from scantling.costs.estimate import DAY_S, Estimate, decode_time, training_time
 from scantling.costs.features import features
 from scantling.formats import hf
-from scantling.laws import Features, bounds, head_width_half, law, prior_terms
+from scantling.laws import (
+    Features,
+    Law,
+    bounds,
+    difference_terms,
+    law,
+    prior_terms,
+    total,
+    unseen,
+)
 from scantling.laws.hyperparameters import hyperparameters
 from scantling.quantity import Quantity
 from scantling.search.budget import Budget
@@ -83,10 +92,10 @@ def candidate(spec: Spec, b: Budget, name: str = "") -> Candidate:
         (8030261248, 128.0)
     """
     counted = parameters(spec)
-    f = features(spec, float(b.tokens), counted)
+    f = features(spec, float(b.tokens), counted, b.train_context)
     one = law(b.law)
     raw = one.loss(f)
-    terms = prior_terms(f, raw, one.reference_ratio)
+    terms = prior_terms(f, raw, one.reference_ratio, _form(one))
     chip = b.hardware
     return Candidate(
         name=name or shape_name(spec), spec=spec, budget=b, counted=counted, features=f,
@@ -97,6 +106,11 @@ def candidate(spec: Spec, b: Budget, name: str = "") -> Candidate:
             kv_cache(spec, context=b.serve_context, kv_dtype=b.kv_dtype).bytes_per_token
         ),
     )  # fmt: skip
+
+
+def _form(one: Law) -> str:
+    """The form of a law: of a law file that of its facts, else its own name."""
+    return one.facts.function or one.name
 
 
 def _whole(value: Any) -> int | float:
@@ -119,25 +133,31 @@ def difference(a: Candidate, reference: Candidate) -> Quantity:
     The law's own interval is for unrelated shapes; the closer two shapes are, the more of its
     error they share. ``approx_shared``: the half-width falls in proportion to the distance of
     the shapes in ln width, ln depth and ln body, full from a distance of one on (assumed: the
-    law is smooth, nothing measures this). Prior terms and head widths add in quadrature.
+    law is smooth, nothing measures this). To it come the axes that no law prices, each for what
+    the two do not share (``laws.difference_terms``); half-widths add in quadrature.
     """
     one = law(a.budget.law)
-    found = one.difference(a.features, reference.features)
     fa, fb = a.features, reference.features
+    found = one.difference(fa, fb)
     apart = math.hypot(
         math.log(float(fa.width / fb.width)), math.log(float(fa.depth / fb.depth)),
         math.log(float(fa.body / fb.body)),
     )  # fmt: skip
     approx_shared = min(1.0, apart)
     half = (float(found.high) - float(found.low)) / 2 * approx_shared
-    prior = (a.loss_upper - a.loss) - (reference.loss_upper - reference.loss)
-    heads = head_width_half() if fa.d_head != fb.d_head else 0.0
-    half = math.hypot(half, prior, heads)
-    value = a.loss - reference.loss
+    mean = (one.loss(fa) + one.loss(fb)) / 2
+    axes = difference_terms(fa, fb, mean, one.reference_ratio, _form(one))
+    prior = total(axes)
+    value = float(found.value) + float(prior.centre)
+    below = math.hypot(half, float(prior.centre - prior.low))
+    above = math.hypot(half, float(prior.high - prior.centre))
     why = [f"law {one.name}: {one.title}", f"source {one.source}"]
     if max(a.extrapolation, reference.extrapolation) > 1:
         why.append(f"extrapolated ×{max(a.extrapolation, reference.extrapolation):.1f}")
-    return Quantity(value=value, low=value - half, high=value + half, unit="nats/token",
+    why += [f"{axis} {term.centre + 0.0:+.3f} [{term.low:+.3f}, {term.high:+.3f}]"
+            for axis, term in axes.items() if term.low != term.high]  # fmt: skip
+    why += [one.text for one in unseen(fa, fb).values()]
+    return Quantity(value=value, low=value - below, high=value + above, unit="nats/token",
                     kind="fitted", why=tuple(why))  # fmt: skip
 
 
@@ -212,7 +232,7 @@ def findings(c: Candidate) -> list[dict[str, str]]:
 
 
 def shape_findings(dims: dict[str, int], features: Features) -> list[dict[str, str]]:
-    """Alignment, and axes on or outside the bounds of their evidence."""
+    """Alignment, axes on or outside the bounds of their evidence, what loss does not see."""
     found: list[dict[str, str]] = []
 
     def add(code: str, level: str, field: str, message: str) -> None:
@@ -223,11 +243,8 @@ def shape_findings(dims: dict[str, int], features: Features) -> list[dict[str, s
         if size is not None and size % step:
             add("ALIGN", "warning", field,
                 f"{field} {size} is no multiple of {step}: tensor cores pad it")  # fmt: skip
-    for key, field in (("kv_group", "n_kv_head"), ("n_kv_head", "n_kv_head"),
-                       ("mlp_attention_ratio", "d_ff"), ("ffn_width_ratio", "d_ff"),
-                       ("attention_width_ratio", "n_head"), ("d_head", "d_head")):  # fmt: skip
-        value = axis_value(dims, features, key)
-        limit = bounds()[key]
+    for key, limit in bounds().items():
+        value, field = axis_value(dims, features, key), limit.field
         if value is None:
             continue
         where = f"{key} {value:.3g}"
@@ -242,6 +259,8 @@ def shape_findings(dims: dict[str, int], features: Features) -> list[dict[str, s
             add("ON-BOUND", "note", field,
                 f"{where} lies on the bound of its axis ({limits(limit.low, limit.high)}): "
                 f"{limit.reason}")  # fmt: skip
+    for one in unseen(features).values():
+        add("UNSEEN", "note", one.field, one.text)
     return found
 
 

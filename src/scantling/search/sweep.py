@@ -1,38 +1,43 @@
-"""The sweep: every shape of a space, evaluated in chunks by the costs' own code."""
+"""The sweep: every shape of a space, in chunks, through a cascade of ever dearer questions.
+
+Counts come first, by linear forms; only shapes that keep every cheap limit are walked operator by
+operator, for their loss, training time, time per token and memory.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
 from scantling.costs.cache import kv_cache
-from scantling.costs.count import Parameters, parameters, solve_width
+from scantling.costs.count import Parameters, parameters
 from scantling.costs.features import features
 from scantling.laws import Features, law
 from scantling.laws.features import inside
-from scantling.ops import operators
-from scantling.search.budget import Budget
+from scantling.search.axes import OF_EXPERTS, bounded_axes
+from scantling.search.budget import OBJECTIVES, Budget
+from scantling.search.forms import Counted, count, forms
 from scantling.search.front import fold
 from scantling.search.objectives import limited, objectives
-from scantling.search.space import CHUNK, TIE_ABOVE, Space, limit, limits
-from scantling.spec import Spec, Workload, masks, vary
+from scantling.search.space import CHUNK, Space, limit, limits
+from scantling.spec import Spec, vary
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
 KV_LIMIT = "KV bytes per token"
-COLUMNS = ("structure", "n_layer", "d_model", "d_head", "n_head", "n_kv_head", "d_ff", "total")
+BATCH = 8192
+"""Shapes priced at once; fixed, so that results do not depend on the size of chunks."""
 
 
 class Priced(Struct, frozen=True):
-    """A column of shapes with the counts and loss the sweep gives each of them."""
+    """A column of shapes, counted by operators, with the loss of each."""
 
     spec: Spec
     counted: Parameters
-    forward_flops_per_token: Any
     kv_bytes_per_token: Any
     features: Features
     loss: Any
@@ -43,10 +48,12 @@ class Swept(Struct, frozen=True):
 
     rows: NDArray[np.int64]
     objectives: NDArray[np.float64]
+    columns: tuple[str, ...]
+    """What the rows say; 0 where a structure has no such dimension."""
     considered: int
-    """Shapes of the space before the limits on heads."""
+    """Shapes of the space before the limits that its rows alone decide."""
     evaluated: int
-    """Shapes priced."""
+    """Shapes counted."""
     feasible: int
     removed: dict[str, int]
     """How many shapes each limit removed; one shape can break several."""
@@ -55,49 +62,49 @@ class Swept(Struct, frozen=True):
     closest: list[dict[str, Any]]
 
 
-def price(spec: Spec, b: Budget, multiple: int, width: int | None = None) -> Priced:
-    """Parameters, FLOPs, KV bytes and loss of a column of shapes, the FFN width solved.
-
-    Args:
-        spec: A column spec whose ``d_ff`` is free.
-        b: The budget.
-        multiple: Alignment of the FFN width.
-        width: A fixed FFN width instead of a solved one.
-    """
-    spec = vary(spec, d_ff=solve_width(spec, b.params, multiple) if width is None else width)
-    ops = operators(spec, Workload("prefill", 1, 1))
+def price(spec: Spec, b: Budget) -> Priced:
+    """Parameters, KV bytes and loss of a column of shapes."""
     counted = parameters(spec)
-    forward: Any = sum((op.flops() for op in ops if op.kind == "matmul"), start=0)
-    cache = kv_cache(spec, context=1, kv_dtype=b.kv_dtype, ops=ops).bytes_per_token
+    cache = kv_cache(spec, context=1, kv_dtype=b.kv_dtype).bytes_per_token
     f = features(spec, float(b.tokens), counted)
-    return Priced(spec, counted, forward, cache, f, law(b.law).loss(f))
+    return Priced(spec, counted, cache, f, law(b.law).loss(f))
 
 
-def feasibility(p: Priced, b: Budget) -> dict[str, NDArray[np.bool_]]:
+def feasibility(c: Counted, b: Budget) -> dict[str, NDArray[np.bool_]]:
     """Per hard limit the mask of shapes that keep it, cheap limits only."""
     import numpy as np
 
-    share: Any = abs(p.counted.total / b.params - 1)
+    share: Any = abs(c.total / b.params - 1)
     found: dict[str, Any] = {f"params within ±{b.tolerance:.2%}": share <= b.tolerance}
-    found |= dict(masks(p.spec))
-    ratio = p.features.mlp_attention_ratio
-    assert ratio is not None
-    for name, value in (("mlp_attention_ratio", ratio),
-                        ("ffn_width_ratio", p.spec.d_ff / p.spec.d_model)):  # fmt: skip
+    if b.active is not None:
+        off: Any = abs(c.active / b.active - 1)
+        found[f"active within ±{b.active_tolerance:.2%}"] = off <= b.active_tolerance
+    for name in bounded_axes(b):
+        value = _ratio(c, name)
         axis = limit(b, name)
-        if axis.low is not None or axis.high is not None:
+        if value is not None and (axis.low is not None or axis.high is not None):
             found[f"{name} {limits(axis.low, axis.high)}"] = inside(value, axis.low, axis.high)
-    if "d_ff" in b.bounded:
-        asked = b.bounded["d_ff"]
-        width: Any = p.spec.d_ff
-        found["d_ff as bounded"] = (width >= asked.low) & (width <= asked.high)
-    if b.tied is None:
-        table: Any = p.spec.d_model * p.spec.vocab_size
-        small = table <= TIE_ABOVE * b.params
-        found["tying rule"] = ~small if p.spec.tied else small
+    for name in c.family.solved:
+        if name in b.bounded:
+            asked = b.bounded[name]
+            column = c.family.dims(c.row, c.depth, c.width)[name]
+            found[f"{name} as bounded"] = (column >= asked.low) & (column <= asked.high)
     if b.kv_bytes_per_token is not None:
-        found[KV_LIMIT] = p.kv_bytes_per_token <= b.kv_bytes_per_token
+        found[KV_LIMIT] = c.kv <= b.kv_bytes_per_token
     return {name: np.broadcast_to(mask, len(share)) for name, mask in found.items()}
+
+
+def _ratio(c: Counted, name: str) -> Any:
+    """A bounded ratio that depends on the solved width; None where rows alone decide it."""
+    if name == "mlp_attention_ratio":
+        return c.mlp / c.attention
+    if name not in {"ffn_width_ratio", *OF_EXPERTS} or name == "active_share":
+        return None
+    width: Any = c.family.rows["d_model"][c.row]
+    if name == "active_width_ratio":
+        times = c.family.rows["top_k"][c.row] + c.family.solved.get("d_shared", 0)
+        return times * c.width / width
+    return c.width / width
 
 
 def sweep(
@@ -106,41 +113,31 @@ def sweep(
 ) -> Swept:  # fmt: skip
     """Evaluate a whole space and keep the non-dominated shapes.
 
-    Chunks keep memory bounded; the front is folded chunk by chunk, which gives the same front
+    Chunks keep memory bounded; the front is folded batch by batch, which gives the same front
     for any chunk size.
 
     Args:
         space: The shapes.
         b: The budget.
-        chunk: Rows at once.
+        chunk: Shapes at once.
         progress: Called with the number of shapes done since the last call.
         merge: What is kept of the rows so far and new ones, each with its objectives.
     """
     import numpy as np
 
-    rows = np.empty((0, len(COLUMNS)), dtype=np.int64)
-    values = np.empty((0, 4))
+    rows = np.empty((0, len(space.columns)), dtype=np.int64)
+    values = np.empty((0, len(OBJECTIVES)))
     tally = Tally(dict(space.removed), {}, [])
-    feasible = evaluated = 0
-    for index, columns in space.chunks(chunk):
-        priced = price(columns, b, space.multiple, space.fixed_width)
-        n = len(priced.counted.total)  # type: ignore[arg-type]
-        evaluated += n
-        masks_ = feasibility(priced, b)
-        for name, mask in masks_.items():
-            tally.remove(name, mask)
-        keep = np.logical_and.reduce(list(masks_.values()))
-        _note_closest(tally, priced, masks_, b)
-        if keep.any():
-            new_rows, new_values = _survivors(priced, keep, index, b, tally)
-            feasible += len(new_rows)
-            rows, values = merge(rows, values, new_rows, new_values)
-        if progress is not None:
-            progress(n)
+    feasible = 0
+    for batch in _batches(_kept(space, b, chunk, tally, progress)):
+        new_rows, new_values = _survivors(space, batch, b, tally)
+        feasible += len(new_rows)
+        rows, values = merge(rows, values, new_rows, new_values)
     closest = [shape for _, shape in tally.closest]
     return Swept(
-        rows, values, space.considered, evaluated, feasible, tally.removed, tally.least, closest
-    )
+        rows, values, space.columns, space.considered, space.size, feasible, tally.removed,
+        tally.least, closest,
+    )  # fmt: skip
 
 
 class Tally(Struct):
@@ -153,7 +150,7 @@ class Tally(Struct):
 
     def remove(self, name: str, mask: NDArray[np.bool_]) -> None:
         """Count the shapes a limit removes."""
-        self.removed[name] = self.removed.get(name, 0) + int(mask.size - mask.sum())
+        self.removed[name] = self.removed.get(name, 0) + int(mask.size - np_count(mask))
 
     def need(self, name: str, values: NDArray[np.float64]) -> None:
         """Note the least of what a limit bounds."""
@@ -162,43 +159,91 @@ class Tally(Struct):
             self.least[name] = min(self.least.get(name, least), least)
 
 
-def _survivors(
-    p: Priced, keep: NDArray[np.bool_], index: int, b: Budget, tally: Tally
-) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Time the shapes that keep every cheap limit, and drop those too slow."""
+def np_count(mask: NDArray[np.bool_]) -> int:
+    """True members of a mask."""
     import numpy as np
 
-    dims = {k: getattr(p.spec, k) for k in COLUMNS[1:-1]}
-    few = vary(p.spec, **{k: _take(v, keep) for k, v in dims.items()})
-    again = price(few, b, 1, _take(dims["d_ff"], keep))
-    found = objectives(again.spec, again.features, again.loss, again.kv_bytes_per_token, b)
-    slow = np.zeros(len(again.loss), dtype=bool)
+    return int(np.count_nonzero(mask))
+
+
+def _kept(
+    space: Space, b: Budget, chunk: int, tally: Tally, progress: Callable[[int], None] | None
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The shapes that keep every cheap limit, family by family and in order."""
+    import numpy as np
+
+    found = [forms(family, b.kv_dtype) if len(family.counts) else {} for family in space.families]
+    for part in space.chunks(chunk):
+        family = space.families[part.index]
+        counted = count(family, found[part.index], part.index, part.row, part.depth, b)
+        masks = feasibility(counted, b)
+        for name, mask in masks.items():
+            tally.remove(name, mask)
+        _note_closest(tally, counted, masks, b)
+        keep = np.flatnonzero(np.logical_and.reduce(list(masks.values())))
+        yield part.index, counted.dims(keep)
+        if progress is not None:
+            progress(len(part.row))
+
+
+def _batches(parts: Iterator[tuple[int, dict[str, Any]]]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The same shapes in equal batches of one family, the last of each shorter."""
+    import numpy as np
+
+    held: dict[str, Any] = {}
+    index = -1
+    for at, dims in parts:
+        if at != index and held:
+            yield index, held
+            held = {}
+        index = at
+        held = {k: np.concatenate([held[k], v]) for k, v in dims.items()} if held else dims
+        while len(held["n_layer"]) >= BATCH:
+            yield index, {name: column[:BATCH] for name, column in held.items()}
+            held = {name: column[BATCH:] for name, column in held.items()}
+    if held:
+        yield index, held
+
+
+def _survivors(
+    space: Space, batch: tuple[int, dict[str, Any]], b: Budget, tally: Tally
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Price the shapes that keep every cheap limit, and drop those that break a dear one."""
+    import numpy as np
+
+    index, dims = batch
+    n = len(dims["n_layer"])
+    if not n:
+        return np.empty((0, len(space.columns)), np.int64), np.empty((0, len(OBJECTIVES)))
+    p = price(vary(space.families[index].spec, **dims), b)
+    found = objectives(p.spec, p.features, p.loss, p.kv_bytes_per_token, b)
+    slow = np.zeros(n, dtype=bool)
     for name, value, most in limited(found, b):
         tally.need(name, value)
         tally.remove(name, value <= most)
         slow |= value > most
-    columns = [np.full(len(slow), index), *(getattr(few, k) for k in COLUMNS[1:-1])]
-    rows = np.stack([*np.broadcast_arrays(*columns), again.counted.total], axis=1).astype(np.int64)
+    known = {**dims, "structure": index, "total": p.counted.total}
+    columns = [np.broadcast_to(known.get(name, 0), n) for name in space.columns]
+    rows = np.stack(columns, axis=1).astype(np.int64)
     values = np.stack([np.asarray(found[k], dtype=float) for k in found], axis=1)
     return rows[~slow], values[~slow]
 
 
-def _take(column: Any, keep: NDArray[np.bool_]) -> Any:
-    return column[keep] if hasattr(column, "dtype") else column
-
-
-def _note_closest(tally: Tally, p: Priced, masks_: dict[str, NDArray[np.bool_]], b: Budget) -> None:
+def _note_closest(tally: Tally, c: Counted, masks: dict[str, NDArray[np.bool_]], b: Budget) -> None:
     """Remember the shapes nearest in size, and the least cache, for when nothing is feasible."""
     import numpy as np
 
-    if KV_LIMIT in masks_:
-        others = np.logical_and.reduce([m for name, m in masks_.items() if name != KV_LIMIT])
-        tally.need(KV_LIMIT, p.kv_bytes_per_token[others])
-    distance = np.abs(p.counted.total / b.params - 1)
-    dims = {k: getattr(p.spec, k) for k in COLUMNS[1:-1]}
-    for at in np.argsort(distance, kind="stable")[:3]:
-        shape = {k: int(v[at]) if hasattr(v, "dtype") else int(v) for k, v in dims.items()}
-        shape["total"] = int(p.counted.total[at])  # type: ignore[index]
-        tally.closest.append((float(distance[at]), {**shape, "tied": p.spec.tied}))
+    if KV_LIMIT in masks:
+        others = np.logical_and.reduce([m for name, m in masks.items() if name != KV_LIMIT])
+        tally.need(KV_LIMIT, c.kv[others])
+    distance = np.abs(c.total / b.params - 1)
+    most = np.partition(distance, 2)[2] if len(distance) > 2 else np.inf
+    if len(tally.closest) == 3 and most >= tally.closest[-1][0]:
+        most = np.nextafter(tally.closest[-1][0], 0)
+    near = np.flatnonzero(distance <= most)
+    for at in near[np.argsort(distance[near], kind="stable")[:3]]:
+        shape = {name: int(v[0]) for name, v in c.dims(np.array([at])).items()}
+        shape["total"] = int(c.total[at])
+        tally.closest.append((float(distance[at]), {**shape, "tied": c.family.spec.tied}))
     tally.closest.sort(key=lambda pair: pair[0])
     del tally.closest[3:]
