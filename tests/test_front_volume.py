@@ -29,7 +29,7 @@ def test_the_front_has_the_very_volume_of_all_shapes_priced_one_by_one():
     kept = [s for s in every_shape(b) if all(limits(b, s).values())]
     alone = np.array([objectives_of(b, spec_of(b, *s)) for s in kept], dtype=float)
     swept = sweep(space(b), b).objectives
-    assert len(swept) > 20
+    assert len(swept) > 10
     assert volume(swept, box(swept)) == pytest.approx(volume(alone, box(swept)), rel=1e-9)
 
 

@@ -89,6 +89,9 @@ SLOW_SHAPES = 3_000_000
     "reference, instead of at a ladder of them: equal tokens, FLOPs, wall-clock.",
 )
 @click.option("--no-depths", is_flag=True, help="Price no depths.")  # fmt: skip
+@click.option("--engine", default="auto", help="Where the sweep runs: here, pool (all cores), "
+              "ray (a cluster); auto is the pool above 30 million shapes.")  # fmt: skip
+@click.option("--workers", type=COUNT, help="Processes of the engine; all cores by default.")
 @click.option("--list-legal", is_flag=True, help="List legal (D, H, h, K); needs --fix d_model=…")
 @as_json
 def design(**given: Any) -> int:
@@ -108,7 +111,11 @@ def design(**given: Any) -> int:
         check_path(given["plot"])
     names = given["baseline"] or None
     with _progress(b) as progress:
-        front = search.design(b, baselines=names, progress=progress)
+        front = search.design(b, baselines=names, progress=progress, engine=given["engine"],
+                              workers=given["workers"])  # fmt: skip
+    if front.swept.stopped:
+        seen = f"{front.swept.evaluated:,} of {front.swept.considered:,} shapes"
+        click.echo(f"stopped after {seen}: what follows is the best of those", err=True)
     if given["save"] is not None and front.feasible:
         from scantling.report.save import save
 
@@ -124,19 +131,26 @@ def design(**given: Any) -> int:
 
         more = {"depths": depths_json(depths)} if depths else {}
         show_json(search.front_json(front) | more)
-        return 0 if front.feasible else 1
+        return _status(front)
     from scantling.report import text
 
     out = text.console()
     if not front.feasible:
         text.print_infeasible(out, front)
-        return 1
+        return _status(front)
     text.print_front(out, front, given["rows"])
     if depths:
         from scantling.report.depths import depth_lines
 
         click.echo("\n" + "\n".join(depth_lines(depths)))
-    return 0
+    return _status(front)
+
+
+def _status(front: Any) -> int:
+    """0 yes, 1 nothing is feasible, 130 (as shells say) an interrupt left the answer partial."""
+    if front.swept.stopped:
+        return 130
+    return 0 if front.feasible else 1
 
 
 def _depths(given: dict[str, Any], front: Any) -> list[Any]:

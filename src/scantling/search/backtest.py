@@ -37,10 +37,10 @@ from scantling.errors import FieldError, nearest
 from scantling.hardware import chip
 from scantling.laws import bounds
 from scantling.search.axes import ASPECT, HEAD_WIDTHS
-from scantling.search.budget import Budget, Range, budget
+from scantling.search.budget import OBJECTIVES, Budget, Range, budget
 from scantling.search.candidate import Candidate, axis_value, candidate, difference
 from scantling.search.space import Space, space
-from scantling.search.sweep import sweep
+from scantling.search.sweep import legal
 from scantling.sources import read_data
 from scantling.spec import Dense, GroupedAttention, Spec, divisors, has, read, vary
 
@@ -236,38 +236,38 @@ def pool(b: Budget, spec: Spec) -> Pool:
     """Every legal shape of a budget, not only its front, made of the blocks of a model."""
     import numpy as np
 
-    rows: list[Any] = []
-    values: list[Any] = []
-
-    def keep(old_rows: Any, old_values: Any, new_rows: Any, new_values: Any) -> tuple[Any, Any]:
-        rows.append(new_rows)
-        values.append(new_values)
-        return old_rows, old_values
-
     shapes = space(b)
     shapes = replace(shapes, families=tuple(replace(one, spec=spec) for one in shapes.families))
-    swept = sweep(shapes, b, merge=keep)
-    found = np.concatenate([swept.rows, *rows])
-    named = dict(zip(shapes.columns, found.T, strict=True))
-    columns = vary(spec, **{name: named[name] for name in shapes.families[0].columns})
-    f = features(columns, float(b.tokens))
-    axes: dict[str, Any] = {"d_model": named["d_model"], "n_layer": named["n_layer"]}
-    axes |= {axis: getattr(f, axis, columns.d_ff / columns.d_model) for axis in AXES}
-    return Pool(b, shapes, found, np.concatenate([swept.objectives, *values]), axes)
+    rows = [np.empty((0, len(shapes.columns)), dtype=np.int64)]
+    values = [np.empty((0, len(OBJECTIVES)))]
+    axes: dict[str, list[Any]] = {name: [np.empty(0)] for name in (*AXES, "d_model", "n_layer")}
+    for some, costs in legal(shapes, b):
+        n = len(some)
+        found = costs.values()
+        rows.append(some)
+        values.append(np.stack([np.broadcast_to(found[k], n) for k in OBJECTIVES], axis=1))
+        for name, column in axes.items():
+            value = getattr(costs.features, name, None)
+            value = getattr(costs.spec, name, None) if value is None else value
+            if name == "ffn_width_ratio":
+                value = costs.spec.d_ff / costs.spec.d_model
+            column.append(np.broadcast_to(value, n))
+    joined = {name: np.concatenate(column) for name, column in axes.items()}
+    return Pool(b, shapes, np.concatenate(rows), np.concatenate(values), joined)
 
 
-def judge(c: Candidate, legal: Pool) -> Verdict:
+def judge(c: Candidate, others: Pool) -> Verdict:
     """Where a shape lies among all legal shapes of its size; see the head of this module."""
     own = _objectives(c)
-    no_dearer = (legal.values[:, 1:] <= own[1:] * (1 + EQUAL)).all(axis=1)
+    no_dearer = (others.values[:, 1:] <= own[1:] * (1 + EQUAL)).all(axis=1)
     for axis in AXES:
         bound, value = bounds()[axis], axis_value(c.dims(), c.features, axis)
         low, high = bound.low or 0.0, bound.high or math.inf
         if value is not None:
             low, high = min(low, value * (1 - EQUAL)), max(high, value * (1 + EQUAL))
-        no_dearer &= (legal.axes[axis] >= low) & (legal.axes[axis] <= high)
-    lower = _lower(c, legal, no_dearer)
-    cheaper = _cheaper(c, legal, no_dearer & (legal.values[:, 0] <= own[0] * (1 + EQUAL)))
+        no_dearer &= (others.axes[axis] >= low) & (others.axes[axis] <= high)
+    lower = _lower(c, others, no_dearer)
+    cheaper = _cheaper(c, others, no_dearer & (others.values[:, 0] <= own[0] * (1 + EQUAL)))
     surely = lower is not None and lower.nats_high < 0
     if surely or (cheaper is not None and min(cheaper.saved) > cost_noise()):
         place: Literal["front", "band", "dominated"] = "dominated"
@@ -282,35 +282,35 @@ def _objectives(c: Candidate) -> Any:
     return np.array([c.loss_upper, c.days, c.kv_bytes_per_token, float(c.decode.value_s)])
 
 
-def _lower(c: Candidate, legal: Pool, no_dearer: Any) -> Gap | None:
+def _lower(c: Candidate, others: Pool, no_dearer: Any) -> Gap | None:
     """Of the shapes that cost no more, the one whose loss is most surely lower."""
     import numpy as np
 
-    at = np.flatnonzero(no_dearer & (legal.values[:, 0] < c.loss_upper))
+    at = np.flatnonzero(no_dearer & (others.values[:, 0] < c.loss_upper))
     if not len(at):
         return None
-    gain = c.loss_upper - legal.values[at, 0]
+    gain = c.loss_upper - others.values[at, 0]
     apart = np.hypot(
-        *(np.log(legal.axes[name][at] / c.dims()[name]) for name in ("d_model", "n_layer"))
+        *(np.log(others.axes[name][at] / c.dims()[name]) for name in ("d_model", "n_layer"))
     )
     # near shapes share most of the law's error, so a small gain may be sure
     order = {*np.argsort(-gain)[:CLOSEST], *np.argsort(-gain / (0.02 + apart))[:CLOSEST]}
-    gaps = [_gap(legal.candidate(int(at[i])), c) for i in sorted(order)]
+    gaps = [_gap(others.candidate(int(at[i])), c) for i in sorted(order)]
     return min(gaps, key=lambda gap: gap.nats_high)
 
 
-def _cheaper(c: Candidate, legal: Pool, as_good: Any) -> Gap | None:
+def _cheaper(c: Candidate, others: Pool, as_good: Any) -> Gap | None:
     """Of the shapes at least as good in everything, the one that saves most in every cost."""
     import numpy as np
 
     own = _objectives(c)
-    better = (legal.values < own * (1 - EQUAL)).any(axis=1)
+    better = (others.values < own * (1 - EQUAL)).any(axis=1)
     at = np.flatnonzero(as_good & better)
     if not len(at):
         return None
-    saved = 1 - legal.values[at, 1:] / own[1:]
+    saved = 1 - others.values[at, 1:] / own[1:]
     best = at[np.lexsort((-saved.sum(axis=1), -saved.min(axis=1)))[0]]
-    return _gap(legal.candidate(int(best)), c)
+    return _gap(others.candidate(int(best)), c)
 
 
 def _gap(better: Candidate, c: Candidate) -> Gap:
@@ -325,14 +325,14 @@ def backtest(name: str, tokens: float | None = None, **more: Any) -> tuple[Verdi
     """The verdict on a released model, and all legal shapes it was compared with.
 
     Example:
-        >>> verdict, legal = backtest("cerebras-gpt-1.3b")
-        >>> verdict.place in ("front", "band", "dominated"), len(legal.rows) > 100
+        >>> verdict, others = backtest("cerebras-gpt-1.3b")
+        >>> verdict.place in ("front", "band", "dominated"), len(others.rows) > 100
         (True, True)
     """
     b = question(name, tokens, **more)
     spec = catalog.model(name)
-    legal = pool(b, spec)
-    return judge(candidate(spec, b, catalog.loaded(name).name), legal), legal
+    others = pool(b, spec)
+    return judge(candidate(spec, b, catalog.loaded(name).name), others), others
 
 
 def random_shapes(spec: Spec, b: Budget, n: int, chance: random.Random) -> Iterator[Spec]:

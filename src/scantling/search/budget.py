@@ -8,8 +8,10 @@ from typing import Any
 
 from msgspec import Struct
 
+from scantling import catalog
 from scantling.arith import LARGEST
-from scantling.errors import FieldError, nearest
+from scantling.costs.count import parameters
+from scantling.errors import FieldError, UnknownNameError, nearest
 from scantling.hardware import Chip, chip
 from scantling.laws import law
 from scantling.search.size import flops_of, size_of
@@ -78,7 +80,13 @@ COUNTS = (
 )  # fmt: skip
 
 OBJECTIVES = ("loss", "training_days", "kv_bytes_per_token", "decode_s")
-"""What a front weighs, all smaller is better."""
+"""What every front weighs, all smaller is better."""
+
+EQUAL = ("tokens", "flops", "wall-clock")
+"""What two shapes may be given alike."""
+
+WEIGHED = (*OBJECTIVES, "ttft_s", "memory_bytes", "kv_bytes", "cost_per_million")
+"""What a user may weigh beside."""
 
 
 class Range(Struct, frozen=True):
@@ -188,6 +196,8 @@ class Budget(Struct, frozen=True, kw_only=True):
     law: str = "aspect"
     dtype: str = "bf16"
     kv_dtype: str = "bf16"
+    alike: float | None = None
+    """What ``equal`` gives every shape: training FLOPs, or seconds; the search fills it in."""
     assumed: tuple[str, ...] = ()
     """What was filled in, for the report."""
 
@@ -220,10 +230,12 @@ def budget(*, params: float | str | None = None, tokens: float | str | None = No
         None if value is None else parse_count(value, name)
         for name, value in (("params", params), ("tokens", tokens), ("flops", flops))
     )
-    assumed = []
+    assumed: list[str] = []
     one = chip(given.get("chip", "h100-sxm"))
     n_gpu, dtype = given.get("n_gpu", 8), given.get("dtype", "bf16")
     days = given.get("days") or (given.get("gpu_hours") or 0) / (24 * max(n_gpu, 1)) or None
+    if given.get("beat") is not None:
+        size = _rival(given, size, sized=work is not None or days is not None, assumed=assumed)
     if size is None and work is None and days is not None:
         work = flops_of(days, one, n_gpu, dtype)
         assumed.append(f"flops: {work:.3g}, what {days:.3g} days on {n_gpu} × {one.key} give")
@@ -263,6 +275,22 @@ def budget(*, params: float | str | None = None, tokens: float | str | None = No
     _add_kinds(given, size, assumed)
     found = Budget(params=size, tokens=trained, flops=work, assumed=tuple(assumed), **given)
     _check(found)
+    return found
+
+
+def _rival(
+    given: dict[str, Any], size: int | None, *, sized: bool, assumed: list[str]
+) -> int | None:
+    """The size asked for, or that of the model to beat; its vocabulary is that of the budget."""
+    rival = catalog.load(given["beat"])
+    vocabulary = rival.spec.vocab_size
+    if given.setdefault("vocab_size", vocabulary) != vocabulary:
+        rule = f"has a vocabulary of {vocabulary:,}: nats of two vocabularies cannot be compared"
+        raise FieldError("beat", rival.name, rule, f"give --vocab {vocabulary}")
+    if size is not None or sized:
+        return size
+    found = int(parameters(rival.spec).total)
+    assumed.append(f"params: {found / 1e9:.3g} B, as {rival.name}")
     return found
 
 
@@ -338,6 +366,8 @@ def _check(b: Budget) -> None:
     for name in ("vocab_size", "train_context", "serve_context", "serve_batch", "tp", "multiple"):
         if getattr(b, name) > LARGEST:
             raise FieldError(name, f"{getattr(b, name):.3g}", "is beyond every model")
+    if b.equal not in EQUAL:
+        raise UnknownNameError("equal", b.equal, EQUAL)
     if not 0 < b.tolerance < 1:
         raise FieldError("tolerance", b.tolerance, "must lie between 0 and 1")
     _check_weights(b)
@@ -347,13 +377,17 @@ def _check(b: Budget) -> None:
 
 def _check_weights(b: Budget) -> None:
     for name in (*b.weights, *b.lexicographic):
-        if name not in OBJECTIVES:
-            raise FieldError("objective", name, "is not known", f"use {', '.join(OBJECTIVES)}")
+        if name not in WEIGHED:
+            raise FieldError("objective", name, "is not known", f"use {', '.join(WEIGHED)}")
     for name, weight in b.weights.items():
         if weight < 0:
             raise FieldError("objective", f"{name}={weight}", "must not be below 0")
     if b.weights and not any(b.weights.values()):
         raise FieldError("objective", None, "weighs nothing", "give a weight above 0")
+    money = b.cost_per_million is not None or "cost_per_million" in (*b.weights, *b.lexicographic)
+    if money and b.price is None:
+        raise FieldError("cost_per_million", b.cost_per_million, "needs the price of a chip-hour",
+                         "add --price")  # fmt: skip
 
 
 def _check_kinds(b: Budget) -> None:

@@ -11,10 +11,12 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from scantling.arith import round_up
 from scantling.search.axes import (
     TIE_ABOVE,
+    depths,
     depths_of,
     expert_counts,
     grouped_rows,
@@ -95,6 +97,25 @@ class Family(Struct, frozen=True):
                 found[name] = width * (times[row] if hasattr(times, "dtype") else times)
         return found
 
+    def some(self, low: int, high: int, skipped: int = 0, left_out: int = 0) -> Family:
+        """The family of some neighbouring rows.
+
+        Args:
+            low: The first row.
+            high: The row before which to end.
+            skipped: Depths of the first row that are left out.
+            left_out: Depths of the last row that are left out.
+        """
+        rows = slice(low, high)
+        first, counts = self.first[rows].copy(), self.counts[rows].copy()
+        first[:1] += skipped
+        counts[:1] -= skipped
+        counts[-1:] -= left_out
+        solved = {name: times[rows] if hasattr(times, "dtype") else times
+                  for name, times in self.solved.items()}  # fmt: skip
+        return replace(self, rows={name: column[rows] for name, column in self.rows.items()},
+                       solved=solved, first=first, counts=counts)  # fmt: skip
+
 
 def families(b: Budget) -> Iterator[Family]:
     """Every structure a budget asks for, with all its rows."""
@@ -113,11 +134,18 @@ def templates(b: Budget) -> Iterator[tuple[Spec, int]]:
                 yield Spec(1, vocab_size, stack, tied=tied, max_context=context), shared
 
 
+def _least_depth(spec: Spec) -> int:
+    """Layers below which a kind of layer would be missing: those of one whole cycle."""
+    *before, last = spec.decoder.layout
+    return sum(int(run.n) for run in before) + len(last.pattern)
+
+
 def _family(b: Budget, spec: Spec, rows: dict[str, NDArray[np.int64]], shared: int) -> Family:
     """The rows of a mixer that keep its limits, each with every choice of experts and widths."""
     import numpy as np
 
     first, last = depths_of(b, rows["d_model"])
+    first = np.maximum(first, np.searchsorted(depths(b), _least_depth(spec)))
     counts = np.maximum(last - first + 1, 0)
     limits = _limits(b, spec, rows)
     keep = np.flatnonzero(np.logical_and.reduce([*limits.values(), counts > 0]))
