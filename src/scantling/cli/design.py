@@ -92,6 +92,8 @@ SLOW_SHAPES = 3_000_000
 @click.option("--engine", default="auto", help="Where the sweep runs: here, pool (all cores), "
               "ray (a cluster); auto is the pool above 30 million shapes.")  # fmt: skip
 @click.option("--workers", type=COUNT, help="Processes of the engine; all cores by default.")
+@click.option("--backtest", metavar="MODEL", help="Judge a released shape: asked before it was "
+              "trained, is one better? --tokens where they are not known.")  # fmt: skip
 @click.option("--list-legal", is_flag=True, help="List legal (D, H, h, K); needs --fix d_model=…")
 @as_json
 def design(**given: Any) -> int:
@@ -104,6 +106,8 @@ def design(**given: Any) -> int:
 
     if given["list_legal"]:
         return _list_legal(given)
+    if given["backtest"] is not None:
+        return _backtest(given["backtest"], given["tokens"], as_json=given["as_json"])
     b = search.budget(**_limits(given))
     if given["plot"] is not None:
         from scantling.report.figure import check_path
@@ -251,6 +255,18 @@ def _weights(text: str | None) -> tuple[dict[str, float], tuple[str, ...]]:
             raise FieldError("--objective", f"{name}={value}", "has a weight that is no number") \
                 from None  # fmt: skip
     return found, ()
+
+
+def _backtest(name: str, tokens: int | None, *, as_json: bool) -> int:
+    from scantling.report.backtest import backtest_json, backtest_lines
+    from scantling.search.backtest import backtest
+
+    verdict, others = backtest(name, tokens)
+    if as_json:
+        show_json(backtest_json(verdict, len(others.rows)))
+    else:
+        click.echo("\n".join(backtest_lines(verdict, len(others.rows))))
+    return 0 if verdict.holds else 1
 
 
 def _list_legal(given: dict[str, Any]) -> int:

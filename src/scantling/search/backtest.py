@@ -33,7 +33,7 @@ from scantling import catalog
 from scantling.costs.count import parameters, solve_width
 from scantling.costs.estimate import DAY_S, reference_mfu
 from scantling.costs.features import features
-from scantling.errors import FieldError, nearest
+from scantling.errors import FieldError
 from scantling.hardware import chip
 from scantling.laws import bounds
 from scantling.search.axes import ASPECT, HEAD_WIDTHS
@@ -102,6 +102,8 @@ class Verdict(Struct, frozen=True):
     """The shape of the surest lower loss at no higher cost."""
     cheaper: Gap | None
     """The shape that saves most in every cost at no higher loss."""
+    single: Gap | None
+    """The shape that saves most in one cost at no higher loss and no other cost higher."""
     outside: tuple[str, ...]
     """Axes on which the shape lies beyond the bounds of a search, published ablations' ends."""
 
@@ -187,9 +189,7 @@ def question(name: str, tokens: float | None = None, **more: Any) -> Budget:
     _check_blocks(entry.name, spec)
     known = released().get(entry.name)
     if tokens is None and known is None:
-        alike = ", ".join(nearest(entry.name, [*released()], 3))
-        hint = f"give them: --tokens 2T; known for {alike}"
-        raise FieldError("tokens", None, f"of {entry.name} are not known", hint)
+        raise FieldError("tokens", None, f"of {entry.name} are not known", "give them: --tokens 2T")
     trained = float(tokens if tokens is not None else known.tokens)  # type: ignore[union-attr]
     data = read_data("backtest.toml")
     key = next(era["chip"] for era in data["hardware"] if entry.released < era["until"])
@@ -267,13 +267,14 @@ def judge(c: Candidate, others: Pool) -> Verdict:
             low, high = min(low, value * (1 - EQUAL)), max(high, value * (1 + EQUAL))
         no_dearer &= (others.axes[axis] >= low) & (others.axes[axis] <= high)
     lower = _lower(c, others, no_dearer)
-    cheaper = _cheaper(c, others, no_dearer & (others.values[:, 0] <= own[0] * (1 + EQUAL)))
+    as_good = no_dearer & (others.values[:, 0] <= own[0] * (1 + EQUAL))
+    cheaper, single = _cheaper(c, others, as_good)
     surely = lower is not None and lower.nats_high < 0
     if surely or (cheaper is not None and min(cheaper.saved) > cost_noise()):
         place: Literal["front", "band", "dominated"] = "dominated"
     else:
         place = "front" if cheaper is None else "band"
-    return Verdict(c, place, lower, cheaper, outside(c))
+    return Verdict(c, place, lower, cheaper, single, outside(c))
 
 
 def _objectives(c: Candidate) -> Any:
@@ -299,18 +300,19 @@ def _lower(c: Candidate, others: Pool, no_dearer: Any) -> Gap | None:
     return min(gaps, key=lambda gap: gap.nats_high)
 
 
-def _cheaper(c: Candidate, others: Pool, as_good: Any) -> Gap | None:
-    """Of the shapes at least as good in everything, the one that saves most in every cost."""
+def _cheaper(c: Candidate, others: Pool, as_good: Any) -> tuple[Gap | None, Gap | None]:
+    """Of the shapes at least as good in everything, what saves most in every cost and in one."""
     import numpy as np
 
     own = _objectives(c)
     better = (others.values < own * (1 - EQUAL)).any(axis=1)
     at = np.flatnonzero(as_good & better)
     if not len(at):
-        return None
+        return None, None
     saved = 1 - others.values[at, 1:] / own[1:]
-    best = at[np.lexsort((-saved.sum(axis=1), -saved.min(axis=1)))[0]]
-    return _gap(others.candidate(int(best)), c)
+    every = at[np.lexsort((-saved.sum(axis=1), -saved.min(axis=1)))[0]]
+    one = at[saved.max(axis=1).argmax()]
+    return _gap(others.candidate(int(every)), c), _gap(others.candidate(int(one)), c)
 
 
 def _gap(better: Candidate, c: Candidate) -> Gap:
