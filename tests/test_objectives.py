@@ -52,7 +52,7 @@ def one_of(column, at):
 
 COSTS = ("loss", "expected_loss", "training_days", "gpu_hours", "memory_bytes", "decode_s",
          "ttft_s", "tokens_per_s", "cost_per_million", "kv_bytes_per_token", "kv_bytes",
-         "serving_bytes", "tokens")  # fmt: skip
+         "serving_bytes", "tokens", "tile_waste")  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -150,6 +150,14 @@ def test_the_cache_of_windowed_layers_stops_at_their_window():
     costs = Costs(catalog.model("gemma-3-27b"), b)
     token = 2 * 16 * 128 * 2
     assert costs.kv_bytes == 3 * token * (52 * 1024 + 10 * 32_768)
+
+
+def test_waste_of_tiles_is_what_padding_each_product_to_them_adds():
+    """GPT-2 small: only the head's 50,257 columns are no multiple of 128, padded to 50,304."""
+    costs = Costs(catalog.model("gpt2"), budget(params="125M"))
+    body, head = 12 * 12 * 768**2, 768 * 50_257
+    padded = body + 768 * 50_304
+    assert costs.tile_waste == pytest.approx(padded / (body + head) - 1)
 
 
 def test_unique_tokens_reach_the_laws():
@@ -283,6 +291,15 @@ def test_a_size_out_of_reach_names_the_nearest_size_that_keeps_everything_else()
     (row,) = infeasible(front)["binding"]
     assert row["alone"]
     assert design(params=row["needed"], vocab_size=8192, fixed=fixed, tied=True).feasible
+
+
+def test_another_size_that_keeps_every_limit_is_named_and_does():
+    given = {"params": "125M", "vocab_size": 50_304, "tokens": "2.5B"}
+    days = min(c.days for c in design(**given).candidates)
+    size = infeasible(design(**given, days=days / 2))["size"]
+    assert size < 125e6
+    assert design(**{**given, "params": size}, days=days / 2).feasible
+    assert infeasible(design(**given, days=1e-9))["size"] is None
 
 
 # ---------------------------------------------------------------- equal what

@@ -48,15 +48,25 @@ def run(
         >>> list(run(operator.add, [1, 2, 3], shared=10))
         [11, 12, 13]
     """
-    if engine not in ENGINES:
-        raise UnknownNameError("engine", engine, ENGINES)
-    if workers is not None and workers < 1:
-        raise FieldError("workers", workers, "must be at least 1")
+    check(engine, workers)
     if engine == "ray":
         return _on_ray(function, jobs, shared, workers)
     if engine == "pool":
         return _on_pool(function, jobs, shared, workers)
     return (function(shared, job) for job in jobs)
+
+
+def check(engine: str, workers: int | None = None) -> None:
+    """Check that an engine exists and has workers.
+
+    Raises:
+        UnknownNameError: If it does not.
+        FieldError: If it has none.
+    """
+    if engine not in ENGINES:
+        raise UnknownNameError("engine", engine, ENGINES)
+    if workers is not None and workers < 1:
+        raise FieldError("workers", workers, "must be at least 1")
 
 
 def cores() -> int:
@@ -132,4 +142,4 @@ def _in_order(
         running.extend(start(job) for job in islice(left, 1))
 
 
-__all__ = ["ENGINES", "cores", "run"]
+__all__ = ["ENGINES", "check", "cores", "run"]

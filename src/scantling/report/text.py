@@ -176,17 +176,7 @@ def print_infeasible(out: Console, front: Front) -> None:
     swept, b = front.swept, front.budget
     out.print(f"[bold]No shape is feasible[/bold] among {swept.considered:,}.")
     found = infeasible(front)
-    alone = [row for row in found["binding"] if row["alone"] and row["option"]]
-    if alone:
-        out.print("One of these alone would make a shape feasible, the other limits kept:")
-    elif found["together"]:
-        out.print("No single limit suffices; the smallest joint change:")
-    for row in alone or found["together"]:
-        out.print(f"  [bold]{row['option']}[/bold] {_relaxed(row)}")
-    for row in found["binding"]:
-        if row not in alone and row not in found["together"]:
-            out.print(f"[bold]{row['limit']}[/bold]" + (
-                f": {_relaxed(row)}" if row["needed"] is not None else ""))  # fmt: skip
+    _print_relaxations(out, found)
     for shape in found["closest"][:1]:
         table_size = b.vocab_size * shape["d_model"]
         if table_size > b.params:
@@ -204,6 +194,24 @@ def print_infeasible(out: Console, front: Front) -> None:
     for name, count in sorted(swept.removed.items(), key=lambda pair: -pair[1]):
         if count:
             out.print(f"  {count:>14,}  {name}")
+
+
+def _print_relaxations(out: Console, found: dict[str, Any]) -> None:
+    """What would make a shape feasible, and which limits bind beside."""
+    alone = [row for row in found["binding"] if row["alone"] and row["option"]]
+    if alone:
+        out.print("One of these alone would make a shape feasible, the other limits kept:")
+    elif found["together"]:
+        out.print("No single limit suffices; the smallest joint change:")
+    for row in alone or found["together"]:
+        out.print(f"  [bold]{row['option']}[/bold] {_relaxed(row)}")
+    if found["size"] is not None:
+        size = count_text(float(found["size"]))
+        out.print(f"Or another size: {size} parameters keep every limit as it is (--params).")
+    for row in found["binding"]:
+        if row not in alone and row not in found["together"]:
+            more = f": {_relaxed(row)}" if row["needed"] is not None else ""
+            out.print(f"[bold]{row['limit']}[/bold]{more}")
 
 
 def _relaxed(row: dict[str, Any]) -> str:

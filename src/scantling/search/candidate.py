@@ -9,7 +9,6 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from scantling.arith import round_up
 from scantling.costs.count import Parameters
 from scantling.costs.estimate import DAY_S, Estimate
 from scantling.formats import hf
@@ -24,7 +23,7 @@ from scantling.laws import (
 from scantling.laws.hyperparameters import hyperparameters
 from scantling.quantity import Quantity
 from scantling.search.budget import Budget
-from scantling.search.objectives import Costs, form_of, serving, training_plans
+from scantling.search.objectives import Costs, serving, training_plans
 from scantling.search.space import limits
 from scantling.spec import Spec, dimensions
 from scantling.units import bytes_text, count_text
@@ -137,7 +136,7 @@ def difference(a: Candidate, reference: Candidate) -> Quantity:
     approx_shared = min(1.0, apart)
     half = (float(found.high) - float(found.low)) / 2 * approx_shared
     mean = (one.loss(fa) + one.loss(fb)) / 2
-    axes = difference_terms(fa, fb, mean, one.reference_ratio, form_of(one))
+    axes = difference_terms(fa, fb, mean, one.reference_ratio, one.form_name)
     prior = total(axes)
     value = float(found.value) + float(prior.centre)
     half = math.hypot(half, (_of_time(a) + _of_time(reference)) / 2 * approx_shared)
@@ -164,25 +163,10 @@ def _of_time(c: Candidate) -> float:
 
 
 UNPRICED = {
-    "vocab_size", "n_expert", "top_k", "n_expert_group", "top_k_group", "window", "kv_rank",
-    "q_rank", "chunk", "rows",
+    "vocab_size", "top_k", "n_expert_group", "top_k_group", "kv_rank", "q_rank", "rows",
 }  # fmt: skip
 """Fields whose change the loss does not price: nats of two vocabularies cannot be compared, and
-no law here sees experts, windows, ranks or learned positions."""
-
-
-def tile_waste(spec: Spec, tile: int = 128) -> float:
-    """Share of extra columns that GEMM tiles of a width compute for nothing, by weight.
-
-    Each product's n is rounded up to the tile; the excess is weighted by n k. An explanation of
-    alignment, not a time: measured waste is smaller (kernels choose among tiles).
-    """
-    from scantling.ops import operators
-
-    work = [(op.n, op.k, op.repeat) for op in operators(spec) if op.kind == "matmul"]
-    useful: Any = sum(n * k * r for n, k, r in work)
-    padded: Any = sum(round_up(int(n), tile) * round_up(int(k), 32) * r for n, k, r in work)
-    return float(padded / useful) - 1
+neither a law nor an ablation sees routing, ranks or learned positions."""
 
 
 def power_of_two(value: int) -> int:
@@ -319,6 +303,7 @@ def to_json(c: Candidate, reference: Candidate | None = None) -> dict[str, Any]:
             "tokens": float(c.features.tokens),
             "days": days_quantity(c.train, b).to_json(),
             "gpu_hours": c.days * 24 * b.n_gpu,
+            "cost": None if b.price is None else c.days * 24 * b.n_gpu * b.price,
             "workload": {"tokens": b.tokens, "context": b.train_context, "gpu": b.chip,
                          "gpus": b.n_gpu, "dtype": b.dtype},
         },
@@ -336,7 +321,7 @@ def to_json(c: Candidate, reference: Candidate | None = None) -> dict[str, Any]:
         },
         "alignment": {
             "power_of_two": {k: power_of_two(v) for k, v in c.dims().items()},
-            "tile_waste": round(tile_waste(c.spec), 5),
+            "tile_waste": round(float(c.costs.tile_waste), 5),
         },
         "hyperparameters": hyperparameters(float(c.features.body), float(b.tokens)),
         "findings": findings(c),

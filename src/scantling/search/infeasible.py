@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import replace
+
 from scantling.search.objectives import limits
+from scantling.search.space import space
+from scantling.search.sweep import sweep
 
 if TYPE_CHECKING:
     from scantling.search import Front
@@ -19,7 +23,8 @@ def infeasible(front: Front) -> dict[str, Any]:
     shape feasible if it alone were so: for costs the least that a shape needs which keeps all
     others. Where no single limit suffices, ``together`` is the smallest joint change: what the
     shape needs whose worst miss, as a ratio, is the least. ``closest`` are the shapes nearest to
-    the limits, built, with what each needs.
+    the limits, built, with what each needs. ``size`` is the nearest size tried at which every
+    limit holds as it is, None where none was found.
     """
     swept, b = front.swept, front.budget
     found = _costs(front) or _sizes(front)
@@ -27,7 +32,8 @@ def infeasible(front: Front) -> dict[str, Any]:
     if swept.tally.near and not any(row["alone"] for row in found):
         together = [row for row in found if row["limit"] in swept.tally.near[0].needs]
     return {
-        "binding": found, "together": together, "removed": swept.removed,
+        "binding": found, "together": together, "size": feasible_size(b),
+        "removed": swept.removed,
         "closest": [_closest(c, near, b) for c, near in zip(front.closest, swept.nearest,
                                                            strict=True)],
     }  # fmt: skip
@@ -49,6 +55,34 @@ def _costs(front: Front) -> list[dict[str, Any]]:
                 "alone": alone is not None, "unit": one.unit, "option": one.option,
             })  # fmt: skip
     return found
+
+
+SMALLER = (0.95, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1)
+LARGER = (1.05, 1.1, 1.2, 1.35, 1.5, 2.0)
+"""Shares of the size asked for that are tried, the nearest first."""
+FEW_SHAPES = 3_000_000
+"""Larger spaces are not searched again at other sizes."""
+
+
+def feasible_size(b: Budget) -> int | None:
+    """The nearest size of a coarse ladder at which the other limits of a budget can be kept.
+
+    Costs fall with the size and the loss with its growth, so a model to beat asks for a larger one.
+
+    Example:
+        >>> from scantling.search.budget import budget
+        >>> b = budget(params="125M", vocab_size=50304, tokens="2.5B", days=0.02)
+        >>> 0.1 * b.params < feasible_size(b) < b.params
+        True
+    """
+    if not limits(b) or space(b).size > FEW_SHAPES:
+        return None
+    for share in LARGER if b.beat is not None else SMALLER:
+        active = None if b.active is None else round(b.active * share)
+        other = replace(b, params=round(b.params * share), active=active)
+        if sweep(space(other), other).feasible:
+            return other.params
+    return None
 
 
 def _sizes(front: Front) -> list[dict[str, Any]]:

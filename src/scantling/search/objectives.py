@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import math
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 from msgspec import Struct
 
 from scantling import catalog
-from scantling.arith import Num, minimum
+from scantling.arith import Num, minimum, product, round_up
 from scantling.costs.cache import kv_cache
 from scantling.costs.count import Parameters, flops, parameters
 from scantling.costs.estimate import (
@@ -32,13 +32,18 @@ from scantling.costs.serving_memory import ServingMemory, Split, serving_memory
 from scantling.costs.serving_scheme import Numbers, numbers
 from scantling.costs.serving_speed import speed
 from scantling.hardware import Chip, chip
-from scantling.laws import Features, Law, law, prior_terms
+from scantling.laws import Features, law, prior_terms
+from scantling.ops import operators
 from scantling.search.budget import OBJECTIVES, Budget
 from scantling.search.serving_question import SHARE
 from scantling.spec import Spec
 from scantling.spec.plan import Plan, Recipe
 
+if TYPE_CHECKING:
+    from scantling.arith import Dim
+
 HOUR_S = 3600
+TILE = 128
 
 
 class Serving(Struct, frozen=True):
@@ -97,11 +102,6 @@ def names(b: Budget) -> tuple[str, ...]:
     return (*OBJECTIVES, *dict.fromkeys(asked))
 
 
-def form_of(one: Law) -> str:
-    """The form of a law: of a law file that of its facts, else its own name."""
-    return one.facts.function or one.name
-
-
 class Costs:
     """The costs of one shape, or of a column of shapes; each is worked out when asked for.
 
@@ -150,7 +150,7 @@ class Costs:
     def prior(self) -> Any:
         """What the axes add that no law prices."""
         one = law(self.budget.law)
-        return prior_terms(self.features, self.raw_loss, one.reference_ratio, form_of(one))
+        return prior_terms(self.features, self.raw_loss, one.reference_ratio, one.form_name)
 
     @property
     def expected_loss(self) -> Num:
@@ -303,6 +303,25 @@ class Costs:
 
     # ------------------------------------------------------------ all of them
 
+    @cached_property
+    def tile_waste(self) -> Num:
+        """Share of columns that GEMM tiles of 128 compute for nothing, by weight.
+
+        Each product's n is rounded up to the tile and its k to 32; the excess is weighted by n k.
+        An explanation of alignment, not a time: measured waste is smaller (kernels choose among
+        tiles).
+        """
+        useful: Any = 0.0
+        padded: Any = 0.0
+        for op in operators(self.spec):
+            if op.kind == "matmul":
+                columns, depth = cast("tuple[Dim, Dim]", (op.n, op.k))
+                useful = useful + product(op.n, op.k, op.repeat)
+                n, k = round_up(columns, TILE), round_up(depth, TILE // 4)
+                padded = padded + product(n, k, op.repeat)
+        found: Num = padded / useful - 1
+        return found
+
     def values(self) -> dict[str, Num]:
         """The objectives of the budget's front, all smaller is better."""
         return {name: getattr(self, name) for name in names(self.budget)}
@@ -382,5 +401,5 @@ def limits(b: Budget) -> tuple[Limit, ...]:
     return tuple(found)
 
 
-__all__ = ["Costs", "Limit", "Serving", "form_of", "limits", "names", "serving", "serving_asked",
+__all__ = ["Costs", "Limit", "Serving", "limits", "names", "serving", "serving_asked",
            "training_plans"]  # fmt: skip

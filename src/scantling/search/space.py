@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct
 
 from scantling.search.axes import (
+    ASPECT,
     HEAD_WIDTHS,
     TIE_ABOVE,
     Axis,
@@ -161,6 +162,6 @@ def list_legal(d_model: int, tp: int = 1, b: Budget | None = None) -> list[dict[
 
 
 __all__ = [
-    "CHUNK", "HEAD_WIDTHS", "TIE_ABOVE", "Axis", "Part", "Space", "depth_step", "limit", "limits",
-    "list_legal", "space", "split", "unpriced",
+    "ASPECT", "CHUNK", "HEAD_WIDTHS", "TIE_ABOVE", "Axis", "Part", "Space", "depth_step", "limit",
+    "limits", "list_legal", "space", "split", "unpriced",
 ]  # fmt: skip

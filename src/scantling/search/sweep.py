@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from scantling.executor import run
+from scantling.costs.deployment_mask import splits
+from scantling.executor import check, run
 from scantling.laws.features import inside
 from scantling.search.axes import OF_EXPERTS, bounded_axes
 from scantling.search.axes import limits as words
@@ -22,7 +23,8 @@ from scantling.search.front import fold
 from scantling.search.objectives import Costs, Limit, limits, names
 from scantling.search.space import CHUNK, Space, limit
 from scantling.search.tally import Near, Tally, empty
-from scantling.spec import vary
+from scantling.spec import Spec, vary
+from scantling.spec.plan import Plan
 
 if TYPE_CHECKING:
     import numpy as np
@@ -131,6 +133,7 @@ def sweep(
     """
     whole = _nothing(space, b, empty(space.removed))
     stopped = False
+    check(engine, workers)
     engine = engine if space.size > PART else "here"
     shared = (b, limits(b), chunk)
     try:
@@ -223,7 +226,17 @@ def _with_survivors(
     n = len(dims["n_layer"])
     if not n:
         return so_far
-    costs = Costs(vary(space.families[index].spec, **dims), b)
+    spec = vary(space.families[index].spec, **dims)
+    if b.quant is not None or b.tp > 1 or b.ep > 1:
+        whole = np.broadcast_to(_sharded(spec, b), n)
+        so_far.tally.remove(f"whole parts at {_split_text(b)}", whole)
+        if not whole.all():
+            dims = {name: column[whole] for name, column in dims.items()}
+            n = int(np.count_nonzero(whole))
+            if not n:
+                return so_far
+            spec = vary(space.families[index].spec, **dims)
+    costs = Costs(spec, b)
     rows = _rows(space, index, dims, costs.counted.total)
     kept = so_far.tally.limit(costs, asked, lambda at: tuple(rows[at].tolist()),
                               counted=KV_LIMIT)  # fmt: skip
@@ -233,6 +246,21 @@ def _with_survivors(
     rows, values = fold(so_far.rows, so_far.objectives, rows[kept], values[kept])
     feasible = so_far.feasible + int(np.count_nonzero(kept))
     return replace(so_far, rows=rows, objectives=values, feasible=feasible)
+
+
+def _sharded(spec: Spec, b: Budget) -> Any:
+    """Whether heads, widths, experts, groups and blocks stay whole on each rank."""
+    if b.quant is None and b.tp == 1 and b.ep == 1:
+        return True
+    experts = 1 if b.ep > 1 else None
+    plan = Plan(tp=b.tp, ep=b.ep, expert_tp=experts)
+    return splits(spec, "bf16" if b.quant is None else b.quant, plan)
+
+
+def _split_text(b: Budget) -> str:
+    named = (("tp", b.tp), ("ep", b.ep))
+    parts = [f"{name} {degree}" for name, degree in named if degree > 1]
+    return ", ".join([*parts, *([b.quant] if b.quant else [])])
 
 
 def _rows(space: Space, index: int, dims: dict[str, Any], total: Any) -> NDArray[np.int64]:
