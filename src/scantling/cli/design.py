@@ -33,6 +33,8 @@ def design(**given: Any) -> int:
 
     if given["list_legal"]:
         return _list_legal(given)
+    if given["backtest"] is not None:
+        return _backtest(given["backtest"], given["tokens"], as_json=given["as_json"])
     if given["prior"] == "list":
         return _list_priors(given)
     limits = read_limits(given)
@@ -115,6 +117,18 @@ def _list_priors(given: dict[str, Any]) -> int:
     else:
         click.echo("\n".join(prior_lines(b)))
     return 0
+
+
+def _backtest(name: str, tokens: int | None, *, as_json: bool) -> int:
+    from scantling.report.backtest import backtest_json, backtest_lines
+    from scantling.search.backtest import backtest
+
+    verdict, others = backtest(name, tokens)
+    if as_json:
+        show_json(backtest_json(verdict, len(others.rows)))
+    else:
+        click.echo("\n".join(backtest_lines(verdict, len(others.rows))))
+    return 0 if verdict.holds else 1
 
 
 def _list_legal(given: dict[str, Any]) -> int:
