@@ -165,7 +165,8 @@ def keeps(b: Budget, axis: str, column: Any) -> Any:
 
 def depth_step(b: Budget) -> int:
     """Depths are even from a billion parameters up, so that pipeline stages can be equal."""
-    free = not is_given(b, "n_layer") and "n_layer" not in b.bounded
+    asked = "n_layer" in b.bounded and b.prior is None  # a prior narrows, it opens nothing
+    free = not is_given(b, "n_layer") and not asked
     step = 2 if free and passed(b) >= 10**9 else 1
     return math.lcm(step, b.pp)
 

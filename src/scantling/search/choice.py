@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from scantling.search.budget import Budget
-from scantling.search.front import epsilons, knee, nearness, readable
+from scantling.search.front import epsilons, knee, nearness, thin
 from scantling.search.objectives import names
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def choose(
         if not b.weights:
             pool = np.flatnonzero(values[:, 0] <= values[:, 0].min() + within)
         at = int(pool[knee(values[pool], weights)])
-    kept = np.unique([*readable(values, epsilons(values, named)), at])
+    kept = np.unique([*thin(values, epsilons(values, named)), at])
     order = kept[np.lexsort((values[kept, 1], values[kept, 0]))]
     place = {int(row): i for i, row in enumerate(order)}
     groups = (tuple(place[i] for i in group if i in place)

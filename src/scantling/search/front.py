@@ -13,11 +13,8 @@ if TYPE_CHECKING:
 
 EPSILONS = {"loss": 0.002, "training_days": 0.2, "kv_bytes_per_token": 2048, "decode_s": 20e-6}
 """Differences not worth reading: nats, days, bytes, seconds."""
-KEPT = 0.99
-"""Share of a front's hypervolume that a thinned one keeps."""
-SHRINK = 0.8
-FEW_OBJECTIVES, FEW_ROWS = 5, 5000
-"""Up to so many the hypervolume is measured, in at most a second."""
+FINEST = 40
+"""Boxes along what an objective ranges over, at least."""
 
 
 def non_dominated(values: NDArray[np.float64]) -> NDArray[np.bool_]:
@@ -53,19 +50,20 @@ def fold(
 
 
 def epsilons(values: NDArray[np.float64], names: tuple[str, ...] = OBJECTIVES) -> tuple[float, ...]:
-    """The sides of an epsilon box: the defaults, and at most 2 % of an objective's median.
+    """The sides of an epsilon box: the defaults, at most 2 % of an objective's median.
 
-    The cap keeps small models apart, whose days and bytes are below the defaults.
+    That keeps small models apart, whose days and bytes are below the defaults. Nor is a side more
+    than a fortieth of what an objective ranges over: wider boxes cost a front of few tens of
+    shapes 2 % of the volume it dominates, these less than 1 %.
     """
     import numpy as np
 
-    medians = 0.02 * np.median(values, axis=0)
-    return tuple(
-        EPSILONS[name]
-        if name == "loss"
-        else min(EPSILONS.get(name, math.inf), float(median) or math.inf)
-        for name, median in zip(names, medians, strict=True)
-    )
+    medians, spans = 0.02 * np.median(values, axis=0), np.ptp(values, axis=0) / FINEST
+    sides = []
+    for name, median, span in zip(names, medians, spans, strict=True):
+        most = math.inf if name == "loss" else float(median) or math.inf
+        sides.append(min(EPSILONS.get(name, math.inf), most, float(span) or math.inf))
+    return tuple(sides)
 
 
 def thin(values: NDArray[np.float64], epsilons: tuple[float, ...]) -> NDArray[np.intp]:
@@ -85,39 +83,6 @@ def thin(values: NDArray[np.float64], epsilons: tuple[float, ...]) -> NDArray[np
     chosen = order[first]
     kept: NDArray[np.intp] = chosen[non_dominated(boxes[chosen])]
     return kept
-
-
-def readable(
-    values: NDArray[np.float64], sides: tuple[float, ...], kept: float = KEPT
-) -> NDArray[np.intp]:
-    """Indices of the thinnest epsilon-box front that keeps so large a share of the hypervolume.
-
-    Boxes start with the sides given and shrink until what is dominated by the rows kept is that
-    share of what all dominate, each objective scaled by its range and the worst corner a tenth of
-    it beyond the worst row. The exact measure costs too much for long fronts of many objectives,
-    which stay as the sides given make them.
-
-    Example:
-        >>> import numpy as np
-        >>> x = np.linspace(0, 1, 1001)
-        >>> front = np.stack([x, 1 - x], axis=1)
-        >>> len(thin(front, (0.3, 0.3))), len(readable(front, (0.3, 0.3), 0.99)) < 100
-        (3, True)
-    """
-    import moocore
-    import numpy as np
-
-    found = thin(values, sides)
-    if values.shape[1] > FEW_OBJECTIVES or len(values) > FEW_ROWS:
-        return found
-    low, high = values.min(axis=0), values.max(axis=0)
-    scaled = (values - low) / np.where(high > low, high - low, 1)
-    corner = np.full(values.shape[1], 1.1)
-    whole = moocore.hypervolume(scaled, ref=corner)
-    while moocore.hypervolume(scaled[found], ref=corner) < kept * whole:
-        sides = tuple(side * SHRINK for side in sides)
-        found = thin(values, sides)
-    return found
 
 
 def nearness(values: NDArray[np.float64], weights: tuple[float, ...]) -> NDArray[np.float64]:
