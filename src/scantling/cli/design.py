@@ -55,15 +55,7 @@ def design(**given: Any) -> int:
     with _progress(b) as progress:
         front = search.design(b, baselines=names, progress=progress, engine=given["engine"],
                               workers=given["workers"])  # fmt: skip
-    if front.swept.stopped:
-        seen = f"{front.swept.evaluated:,} of {front.swept.considered:,} shapes"
-        best = "what follows is the best of those" if front.feasible else "none feasible so far"
-        click.echo(f"stopped after {seen}: {best}", err=True)
-    with _steps("searches") as step:
-        more = design_more.sections(front, ask, step)
-    for note in (note for one in more for note in one.notes):
-        click.echo(f"note: {note}", err=True)
-    _write(front, more, given)
+    _say_stopped(front)
     if given["as_json"]:
         show_json(search.front_json(front) | {one.key: one.json for one in more})
         return _status(front)
@@ -78,6 +70,13 @@ def design(**given: Any) -> int:
         if one.lines:
             click.echo("\n" + "\n".join(one.lines))
     return _status(front)
+
+
+def _say_stopped(front: Any) -> None:
+    """That an interrupt left the answer partial, on standard error."""
+    if front.swept.stopped:
+        best = "what follows is the best of those" if front.feasible else "none feasible so far"
+        click.echo(f"stopped after {front.swept.evaluated:,} shapes: {best}", err=True)
 
 
 def _status(front: Any) -> int:
