@@ -57,7 +57,8 @@ def design(**given: Any) -> int:
                               workers=given["workers"])  # fmt: skip
     if front.swept.stopped:
         seen = f"{front.swept.evaluated:,} of {front.swept.considered:,} shapes"
-        click.echo(f"stopped after {seen}: what follows is the best of those", err=True)
+        best = "what follows is the best of those" if front.feasible else "none feasible so far"
+        click.echo(f"stopped after {seen}: {best}", err=True)
     with _steps("searches") as step:
         more = design_more.sections(front, ask, step)
     for note in (note for one in more for note in one.notes):
@@ -71,7 +72,7 @@ def design(**given: Any) -> int:
     out = text.console()
     if front.feasible:
         text.print_front(out, front, given["rows"])
-    else:
+    elif not front.swept.stopped:
         text.print_infeasible(out, front)
     for one in more:
         if one.lines:
