@@ -27,8 +27,10 @@ from scantling.search.choice import Chosen, choose
 from scantling.search.explain import explain, explain_all, set_by_all
 from scantling.search.infeasible import infeasible
 from scantling.search.peers import nearest_sparse
+from scantling.search.shape_priors import narrowed
 from scantling.search.space import Axis, Space, list_legal, space, unpriced
 from scantling.search.sweep import Swept, sweep
+from scantling.search.trail import trail
 from scantling.search.trained import plan_json, plan_text, planned
 
 MANY_SHAPES = 30_000_000
@@ -96,7 +98,7 @@ def design(
         True
     """
     started = time.perf_counter()
-    b = budget(**limits) if b is None else b
+    b = narrowed(budget(**limits) if b is None else b)
     shapes = space(b)
     if engine == "auto":
         engine = "pool" if shapes.size > MANY_SHAPES else "here"
@@ -169,6 +171,7 @@ def chosen(b: Budget) -> Candidate | None:
         >>> chosen(b) == design(b, baselines=()).chosen
         True
     """
+    b = narrowed(b)
     shapes = space(b)
     b = _given_alike(b, shapes, lambda one: sweep(shapes, one))
     swept = sweep(shapes, b)
@@ -230,7 +233,7 @@ def front_json(front: Front, *, reasons: bool = True) -> dict[str, Any]:
         },
     }  # fmt: skip
     if not front.feasible:
-        return {**head, "feasible": False, **infeasible(front)}
+        return {**head, "feasible": False, **infeasible(front), "trail": trail(front)}
     reference = front.chosen
     rows = []
     for i, c in enumerate(front.candidates):
@@ -243,7 +246,7 @@ def front_json(front: Front, *, reasons: bool = True) -> dict[str, Any]:
     return {
         **head, "feasible": True, "front": rows, "choice": front.choice,
         "equal": [list(group) for group in front.groups], "equal_within_nats": front.equal_within,
-        "unpriced": binding_axes(front),
+        "unpriced": binding_axes(front), "trail": trail(front),
         "baselines": [to_json(c, reference) for c in front.baselines],
     }  # fmt: skip
 

@@ -12,6 +12,7 @@ from scantling import catalog
 from scantling.costs.count import parameters
 from scantling.errors import FieldError, nearest
 from scantling.hardware import Chip, chip
+from scantling.laws import DEFAULT
 from scantling.search.checked import LARGEST_DEPTH, LARGEST_MODEL, check
 from scantling.search.kinds import OBJECTIVES, WINDOW, ratio_of
 from scantling.search.peers import sparse_like, usual_active, usual_total
@@ -129,7 +130,7 @@ class Budget(Struct, frozen=True, kw_only=True):
     equal: str = "tokens"
     prior: str | None = None
     beat: str | None = None
-    law: str = "aspect"
+    law: str = DEFAULT
     dtype: str = "bf16"
     kv_dtype: str = "bf16"
     alike: float | None = None
@@ -262,7 +263,7 @@ def _sized(
     """Parameters and tokens for training FLOPs; of experts, the active size and then all."""
     size, wanted, why = size_of(
         work, trained, given["vocab_size"], given.get("train_context", 8192),
-        given.get("law", "aspect"), given.get("tied"),
+        given.get("law", DEFAULT), given.get("tied"),
     )  # fmt: skip
     if given["moe"]:
         given["active"] = size
