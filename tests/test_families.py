@@ -114,7 +114,7 @@ def test_every_shape_of_a_front_is_of_the_size_and_kind_asked_for(kind):
 
 
 @pytest.mark.oracle
-@pytest.mark.parametrize("kind", [k for k in KINDS if k != "windows with experts"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_transformers_builds_shapes_of_every_family_and_counts_the_same(kind, tmp_path):
     """Of each front the first, the choice and the last, built on the meta device."""
     torch = pytest.importorskip("torch")
