@@ -66,8 +66,8 @@ def head_width_kernel(s: Subject) -> Iterator[Found]:
             width = t.width or key
             yield Found("warning", field, f"{place}: {b.title} runs heads of {_shown(key, value)} "
                         f"padded to {width}", _advice(key),
-                        exact(2 * width / (key + value) - 1, "attention work for nothing"), b.sources
-            )  # fmt: skip
+                        exact(2 * width / (key + value) - 1, "attention work for nothing"),
+                        b.sources)  # fmt: skip
             continue
         fallback = s.runtime is None or s.runtime.fallback or bool(slow)
         level: Level = "warning" if fallback or key != value else "error"
