@@ -17,7 +17,7 @@ from scantling import catalog
 from scantling.costs.memory import training_memory
 from scantling.costs.train import training_step
 from scantling.hardware import cluster
-from scantling.search.space import CHUNK
+from scantling.search.sweep import BATCH as CHUNK
 from scantling.spec import vary
 from scantling.spec.plan import Plan, Recipe
 

@@ -13,7 +13,8 @@ from scantling.costs.count import parameters
 from scantling.errors import FieldError, ScantlingError, UnknownNameError
 from scantling.formats import hf
 from scantling.formats.json_file import parse_object, read_object
-from scantling.search.space import template
+from scantling.search.budget import budget
+from scantling.search.families import templates
 from scantling.spec import Spec, check, vary
 
 SHARED = Path(__file__).parents[2] / "shared"
@@ -515,7 +516,8 @@ def test_what_is_written_assumes_nothing():
 
 def design(*, tied: bool, qk_norm: bool, **sizes: int) -> Spec:
     """A shape of the search space."""
-    shape = template(tied=tied, vocab_size=50_304, context=4096, qk_norm=qk_norm)
+    asked = {"tied": tied, "vocab_size": 50_304, "qk_norm": qk_norm}
+    ((shape, _),) = templates(budget(params=10**8, train_context=4096, serve_context=4096, **asked))
     return check(vary(shape, **sizes))
 
 

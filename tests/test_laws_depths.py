@@ -7,8 +7,10 @@ from click.testing import CliRunner
 
 from scantling.cli import group
 from scantling.costs.estimate import training_time
+from scantling.errors import FieldError
 from scantling.laws import law
-from scantling.report.depths import depth_lines, price_depths
+from scantling.report.depths import depth_lines, ladder, price_depths
+from scantling.search import Range, design
 from scantling.search.budget import budget
 
 BUDGET = budget(params="1.7B", n_gpu=8)
@@ -55,8 +57,8 @@ def test_equal_time_is_equal_time(rows):
 def test_the_lines_say_who_wins_and_what_ties(rows):
     text = "\n".join(depth_lines(rows))
     assert "by FLOPs: 27 layers" in text
-    assert "by wall-clock: " in text
-    assert "60 layers × " in text
+    assert "by wall-clock on 8 × h100-sxm: " in text
+    assert "60 × " in text
 
 
 def test_the_command_prints_the_same_as_json():
@@ -69,6 +71,50 @@ def test_the_command_prints_the_same_as_json():
 def test_design_names_the_price_of_depths_it_is_asked_for():
     arguments = ["design", "--params", "350M", "--gpus", "8", "--depths", "20,8"]
     text = CliRunner().invoke(group, arguments, standalone_mode=False).stdout
-    assert "by wall-clock: " in text
+    assert "by wall-clock on 8 × h100-sxm: " in text
     said = CliRunner().invoke(group, [*arguments, "--json"], standalone_mode=False).stdout
     assert [one["n_layer"] for one in json.loads(said)["depths"]] == [20, 8]
+
+
+def test_design_prices_a_ladder_of_depths_unless_told_not_to():
+    """12, 27 and 60 layers of 1.7 B, on three bases with intervals, and who wins on which."""
+    text = run("design", "--params", "1.7B")
+    for depth in (12, 27, 60):
+        (line,) = (x for x in text.splitlines() if x.strip().startswith(f"{depth} × "))
+        assert line.count("[") == 3
+    assert "by FLOPs: " in text
+    assert "by wall-clock on 8 × h100-sxm: " in text
+    said = json.loads(run("design", "--params", "1.7B", "--json"))
+    assert {12, 27, 60} < {one["n_layer"] for one in said["depths"]}
+    (reference,) = (one for one in said["depths"] if one["reference"])
+    assert reference["name"] == said["front"][said["choice"]]["name"]
+    assert "What depth costs" not in run("design", "--params", "350M", "--no-depths")
+    assert "depths" not in json.loads(run("design", "--params", "350M", "--no-depths", "--json"))
+
+
+def test_the_ladder_keeps_to_the_depths_the_user_left_open():
+    assert ladder(budget(params="1.7B", bounded={"n_layer": Range(20, 60)})) == (27, 40, 60)
+    assert ladder(budget(params="1.7B", fixed={"n_layer": 24})) == ()
+    with pytest.raises(FieldError, match="contradicts --no-depths"):
+        run("design", "--params", "350M", "--depths", "8", "--no-depths")
+
+
+def test_a_depth_that_no_shape_has_is_said():
+    found = CliRunner().invoke(group, ["design", "--params", "350M", "--depths", "20,5000"])
+    assert "no feasible shape of this size has 5000 layers" in found.stderr
+
+
+def test_a_price_of_depth_is_none_of_tying():
+    """A table of 15 % decides tying by rule, which a narrower shape would fall under."""
+    front = design(BUDGET, baselines=())
+    rows = price_depths(BUDGET, (40, 60), front.chosen)
+    assert [row.is_reference for row in rows].count(True) == 1
+    assert {row.candidate.spec.tied for row in rows} == {front.chosen.spec.tied}
+
+
+def run(*arguments):
+    return (
+        CliRunner()
+        .invoke(group, list(arguments), standalone_mode=False, catch_exceptions=False)
+        .stdout
+    )

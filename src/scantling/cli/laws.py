@@ -9,7 +9,8 @@ from typing import Any, Self
 import click
 import msgspec
 
-from scantling.cli.options import COUNT, as_json, hardware, show_json
+from scantling.cli.law_questions import claims, depths, optimum, vocabulary
+from scantling.cli.options import as_json, show_json
 from scantling.units import count_text
 
 runs_argument = click.argument("runs", type=click.Path(dir_okay=False, path_type=Path))
@@ -68,7 +69,7 @@ def listing(names: tuple[str, ...], as_json: bool) -> int:
 @laws.command("fit")
 @runs_argument
 @click.option("--form", default="shape", help="Form to fit: shape, aspect, width-depth, "
-              "body-tokens, size-tokens.")  # fmt: skip
+              "body-tokens, size-tokens, over-training.")  # fmt: skip
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), metavar="LAW.toml",
               help="Write the law file that --law takes.")  # fmt: skip
 @where
@@ -79,7 +80,7 @@ def listing(names: tuple[str, ...], as_json: bool) -> int:
 @click.option("--calibrate", metavar="LAW", help="Fit no constants: move this law by one offset.")
 @click.option("--recipe", default="", help="What the runs have in common, shown with each loss.")
 @click.option("--report", type=click.Path(file_okay=False, path_type=Path), metavar="DIR",
-              help="Write a report with plots (extra plot).")  # fmt: skip
+              help="Write report.html, one page with plots (extra report).")  # fmt: skip
 @as_json
 def fit(runs: Path, form: str, out: Path | None, where: tuple[str, ...], best: bool,
         bootstraps: int, seed: int, calibrate: str | None, recipe: str, report: Path | None,
@@ -103,10 +104,9 @@ def fit(runs: Path, form: str, out: Path | None, where: tuple[str, ...], best: b
     if out is not None:
         _write(out, law_text(found.law.facts))
     if report is not None:
-        from scantling.report.fitting import save_fit
+        from scantling.report.fitting_html import save_page
 
-        for path in save_fit(found, table, report):
-            click.echo(f"wrote {path}", err=True)
+        click.echo(f"wrote {save_page(found, table, report)}", err=True)
     if as_json:
         show_json({"schema": 1, **found.to_dict()})
         return 0
@@ -170,73 +170,22 @@ def evaluate(law_name: str, runs: Path, where: tuple[str, ...], best: bool, as_j
     return 0
 
 
-@laws.command("optimum")
-@click.argument("flops", type=COUNT)
-@click.option("--law", "names", multiple=True, help="A law, a law file or an allocation; several.")
-@click.option("--served", type=COUNT, default=0, help="Tokens served over the model's life; the "
-              "budget pays for them too.")  # fmt: skip
-@click.option("--unique", type=COUNT, help="Unique tokens there are (muennighoff-2023).")
+@laws.command("priors")
+@click.argument("axes", nargs=-1, metavar="[AXIS…]")
 @as_json
-def optimum(flops: float, names: tuple[str, ...], served: float, unique: float | None,
-            as_json: bool) -> int:  # fmt: skip
-    """Size and tokens that FLOPS are best spent on, by several laws."""
-    from scantling.laws.optimum import allocations, compute_optimal
-
-    chosen = names or ("aspect", "chinchilla-2024", *allocations())
-    found = {n: compute_optimal(n, flops, served=served, unique=unique) for n in chosen}
-    if as_json:
-        show_json({"schema": 1, "flops": flops, "laws": {n: o._asdict() for n, o in found.items()}})
-        return 0
-    for name, one in found.items():
-        valley = ""
-        if one.low is not None and one.high is not None:
-            valley = f"; within 0.005 nats from {count_text(one.low)} to {count_text(one.high)}"
-        out = f"; outside its domain: {', '.join(one.outside)}" if one.outside else ""
-        unit = ""
-        if name in allocations() and allocations()[name].counts == "flops":
-            unit = " FLOPs a token"
-        click.echo(f"{name}: {count_text(one.size)}{unit} on {count_text(one.tokens)} tokens"
-                   f"{valley}{out}")  # fmt: skip
-    return 0
-
-
-@laws.command("claims")
-@as_json
-def claims(*, as_json: bool) -> int:
-    """Rules of thumb of depth, width and vocabulary, and what public runs say of them."""
-    from scantling.laws.claims import claims as known
+def priors(axes: tuple[str, ...], as_json: bool) -> int:
+    """What published ablations say of the axes that no law prices; AXIS shows one in full."""
+    from scantling.report.priors import print_priors, priors_json
 
     if as_json:
-        show_json({"schema": 1, "claims": {k: msgspec.to_builtins(c) for k, c in known().items()}})
-        return 0
-    for name, one in known().items():
-        click.echo(f"{name}: {one.claim}\n  {one.verdict}. {one.evidence}\n  "
-                   f"sources {', '.join(one.sources)}")  # fmt: skip
-    return 0
-
-
-@laws.command("depths")
-@click.option("--params", required=True, help="Total parameters: 1.7B.")
-@click.option("--layers", type=COUNT, multiple=True, help="A depth; repeat it. The first is the "
-              "reference. 27, 12 and 60 by default.")  # fmt: skip
-@click.option("--law", "law_name", default="aspect", help="Law or law file.")
-@hardware
-@as_json
-def depths(params: str, layers: tuple[int, ...], law_name: str, tokens: int | None,
-           gpus: int | None, gpu: str | None, as_json: bool) -> int:  # fmt: skip
-    """What a depth costs at one size: at equal tokens, equal FLOPs and equal wall-clock."""
-    from scantling.report.depths import depth_lines, depths_json, price_depths
-    from scantling.search.budget import budget
-
-    given: dict[str, Any] = {"n_gpu": gpus, "chip": gpu}
-    known = {k: v for k, v in given.items() if v is not None}
-    rows = price_depths(budget(params=params, tokens=tokens, law=law_name, **known),
-                        layers or (27, 12, 60))  # fmt: skip
-    if as_json:
-        show_json({"schema": 1, "depths": depths_json(rows)})
+        show_json(priors_json(axes))
     else:
-        click.echo("\n".join(depth_lines(rows)) if rows else "no depth has a feasible shape")
-    return 0 if rows else 1
+        print_priors(axes)
+    return 0
+
+
+for asked in (optimum, vocabulary, claims, depths):
+    laws.add_command(asked)
 
 
 def _write(path: Path, text: str) -> None:

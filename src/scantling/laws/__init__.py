@@ -13,6 +13,7 @@ from __future__ import annotations
 from scantling.laws import (  # noqa: F401 - importing a law registers it
     aspect,
     chinchilla,
+    precision,
     routed,
     shape,
     size_laws,
@@ -25,11 +26,16 @@ from scantling.laws.priors import (
     Price,
     Prior,
     Term,
+    Unseen,
     bounds,
+    difference_terms,
     prior_terms,
     priors,
     ratio_penalty,
     terms,
+    total,
+    unseen,
+    unseen_texts,
 )
 from scantling.laws.registry import LAWS, Difference, Errors, Facts, Law, law, register
 
@@ -48,7 +54,9 @@ __all__ = [
     "Price",
     "Prior",
     "Term",
+    "Unseen",
     "bounds",
+    "difference_terms",
     "head_width_excess",
     "head_width_half",
     "law",
@@ -57,4 +65,7 @@ __all__ = [
     "ratio_penalty",
     "register",
     "terms",
+    "total",
+    "unseen",
+    "unseen_texts",
 ]

@@ -1,8 +1,9 @@
-"""Rules of thumb, held against public runs: what is claimed, and what was measured."""
+"""What is said of the dimensions of models, and what is right: records, each with its verdict."""
 
 from __future__ import annotations
 
 import functools
+from collections import ChainMap
 from typing import Literal
 
 import msgspec
@@ -11,14 +12,31 @@ from msgspec import Struct
 from scantling.errors import UnknownNameError
 from scantling.sources import read_data
 
+Verdict = Literal["correct", "convention", "approximate", "wrong", "unverifiable"]
+
+UNCHECKED = ("convention", "unverifiable")
+"""The verdicts that numbers cannot decide."""
+
 
 class Claim(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A rule of thumb with its verdict; a table of ``data/claims.toml``."""
+    """A claim with its verdict; a table of ``data/claims.toml``, which says what each field is."""
 
-    claim: str
-    verdict: Literal["supported", "not supported", "a compromise"]
+    area: str
+    statement: str
+    made: tuple[str, ...]
+    verdict: Verdict
+    right: str
     evidence: str
     sources: tuple[str, ...]
+    derivation: str = ""
+    check: str = ""
+    numbers: dict[str, float] = {}
+    measured: dict[str, float] = {}
+
+    @property
+    def found(self) -> str:
+        """The evidence with its numbers in place."""
+        return self.evidence.format_map(ChainMap(self.numbers, self.measured))
 
 
 @functools.cache
@@ -27,7 +45,7 @@ def claims() -> dict[str, Claim]:
 
     Example:
         >>> claims()["hundred"].verdict
-        'a compromise'
+        'approximate'
     """
     return msgspec.convert(read_data("claims.toml"), dict[str, Claim])
 

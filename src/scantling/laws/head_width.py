@@ -7,6 +7,7 @@ import math
 from typing import TYPE_CHECKING, Any, cast
 
 from scantling.arith import Num, is_array
+from scantling.laws.priors import priors
 from scantling.sources import read_data
 
 if TYPE_CHECKING:
@@ -26,8 +27,11 @@ def knots() -> tuple[tuple[float, ...], tuple[float, ...]]:
 
 @functools.cache
 def half_width() -> float:
-    """The 90 % half-width of the excess between two head widths, in nats a token."""
-    return float(read_data("laws.toml")["head_width"]["half_width"])
+    """The 90 % half-width of the excess between two head widths, in nats a token.
+
+    Half the pooled interval of 64 against 128, the prior of the axis.
+    """
+    return priors()["d_head"].half_width
 
 
 def head_width_excess(d_head: Num) -> Num:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
 from msgspec import Struct
@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 
 SIZES = (1e5, 1e14)
 """The sizes looked through, in 5000 steps of 0.4 %; the least loss is then placed between them."""
+
+
+FACTORS = (1 / 4, 1 / 2, 2.0, 4.0)
+"""Sizes named beside an optimum, as multiples of it."""
 
 
 class Allocation(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -37,10 +41,61 @@ class Allocation(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     source: str
 
 
+class Spending(Struct, frozen=True, kw_only=True):
+    """A budget of FLOPs, what it pays for, and the shape that stands for each size.
+
+    With W the width and L the depth of a size N, and S the context, a trained token costs
+
+        6 N + 12 L W S
+
+    the products of the weights and those of the scores, forward and twice as much backward, with
+    attention in full (``docs/flops.md``); a served token costs a third of that. S is 0 unless
+    given, which is the C = 6 N D of the papers. N is what the law counts: where that is the body,
+    the FLOPs of the head are not in it.
+
+    Args:
+        flops: The budget C, for training and serving.
+        served: Tokens served over the life of the model.
+        unique: Unique tokens there are; all that are needed unless given.
+        context: Tokens of a sequence, whose attention is to be paid.
+        aspect: Width over depth.
+
+    Example:
+        >>> s = Spending(flops=1e21)
+        >>> s.tokens(1e9) == 1e21 / 6e9
+        True
+        >>> 0.5 < Spending(flops=1e21, context=8192).tokens(1e9) / s.tokens(1e9) < 0.6
+        True
+    """
+
+    flops: float
+    served: float = 0.0
+    unique: float | None = None
+    context: float = 0.0
+    aspect: float = 64.0
+
+    def cost(self, size: Any) -> Any:
+        """FLOPs of a trained token, for one size or an array of them."""
+        if not self.context:
+            return 6 * size
+        f = shaped(size, 1.0, self.aspect)
+        return 6 * size + 12 * f.depth * f.width * self.context
+
+    def tokens(self, size: Any) -> Any:
+        """What the budget leaves to train a size on; below zero where serving takes it all."""
+        return self.flops / self.cost(size) - self.served / 3
+
+    def features(self, size: Any) -> Features:
+        """The model of a size, trained on those tokens."""
+        return shaped(size, self.tokens(size), self.aspect, self.unique)
+
+
 class Optimum(NamedTuple):
     """The best size and tokens for a budget; ``low`` and ``high`` end the flat valley.
 
-    ``loss`` and the valley are ``None`` for a law that says only where the optimum is.
+    ``loss`` and the valley are ``None`` for a law that says only where the optimum is;
+    ``counts`` says what the size is: ``body``, ``total`` (embeddings and head included), or
+    ``flops``, the FLOPs of a token.
     """
 
     size: float
@@ -49,6 +104,18 @@ class Optimum(NamedTuple):
     low: float | None
     high: float | None
     outside: tuple[str, ...]
+    counts: str
+
+
+class Other(NamedTuple):
+    """Another size for the same FLOPs: its tokens, and its loss over the least, nats a token."""
+
+    factor: float
+    size: float
+    tokens: float
+    penalty: float
+    low: float
+    high: float
 
 
 @functools.cache
@@ -57,30 +124,28 @@ def allocations() -> dict[str, Allocation]:
 
     Example:
         >>> sorted(allocations())
-        ['deepseek-2024', 'llama-3-2024', 'minicpm-2024']
+        ['deepseek-2024', 'llama-3-2024', 'minicpm-2024', 'twenty-tokens']
     """
     return msgspec.convert(read_data("laws.toml")["allocations"], dict[str, Allocation])
 
 
 def compute_optimal(
     name: str, flops: float, *, served: float = 0.0, unique: float | None = None,
-    aspect: float = 64.0, tolerance: float = 0.005,
+    context: float = 0.0, aspect: float = 64.0, tolerance: float = 0.005,
 ) -> Optimum:  # fmt: skip
     """Size and tokens of the least loss for a number of FLOPs.
 
-    A parameter costs 6 FLOPs a trained token and 2 a served one, so on a budget C
-
-        C = 6 N D + 2 N S,    D = (C/N − 2 S)/6
-
-    and the loss along that line has one minimum in N. It is found on a grid of sizes and placed
-    by the parabola through the three lowest points, which is exact to 1e-5 of N.
+    What a token costs is ``Spending``'s. The loss along the line of equal FLOPs has one minimum in
+    N, found on a grid of sizes and placed by the parabola through the three lowest points, which is
+    exact to 1e-5 of N. An allocation has its own C and knows neither serving nor context.
 
     Args:
         name: A law of the loss, a law file, or an allocation.
         flops: The budget C; with ``served`` it pays for training and serving.
-        served: Tokens served over the life of the model, S.
+        served: Tokens served over the life of the model.
         unique: Unique tokens there are: only a law of repetition uses it.
-        aspect: Width over depth of the shapes, for a law that sees shape.
+        context: Tokens of a sequence, whose attention is to be paid.
+        aspect: Width over depth of the shapes.
         tolerance: Loss over the least that still counts as the valley, nats a token.
 
     Raises:
@@ -92,50 +157,168 @@ def compute_optimal(
         '7.22e+10 1.33e+12'
         >>> compute_optimal("chinchilla-2024", 1e23, served=1e13).size < 3e10
         True
+        >>> best = compute_optimal("twenty-tokens", 1e21)
+        >>> f"{best.size:.4g} {best.tokens:.4g}"
+        '2.887e+09 5.774e+10'
     """
     if not flops > 0:
         raise FieldError("flops", flops, "must be above zero")
     if name in allocations():
         return _allocated(allocations()[name], flops)
+    budget = Spending(flops=flops, served=served, unique=unique, context=context, aspect=aspect)
+    return least_loss(_known(name), budget, tolerance)
+
+
+def _known(name: str) -> Law:
     if name not in LAWS and not name.endswith(".toml"):
         raise UnknownNameError("law", name, [*LAWS, *allocations()])
-    return _searched(law(name), flops, served, unique, aspect, tolerance)
+    return law(name)
 
 
 def _allocated(one: Allocation, flops: float) -> Optimum:
     tokens = one.factor * flops**one.power
     low, high = one.domain
     outside = () if low <= flops <= high else (f"flops outside the fitted {low:g} to {high:g}",)
-    return Optimum(flops / (one.flops_per_token * tokens), tokens, None, None, None, outside)
+    size = flops / (one.flops_per_token * tokens)
+    return Optimum(size, tokens, None, None, None, outside, one.counts)
 
 
-def _searched(
-    one: Law, flops: float, served: float, unique: float | None, aspect: float, tolerance: float,
-) -> Optimum:  # fmt: skip
+def least_loss(one: Law, budget: Spending, tolerance: float = 0.005) -> Optimum:
+    """The size of the least loss along the line of equal FLOPs; see ``compute_optimal``."""
     import numpy as np
 
     logs = np.linspace(np.log(SIZES[0]), np.log(SIZES[1]), 5000)
-    tokens = (flops / np.exp(logs) - 2 * served) / 6
-    logs = logs[tokens > 1.0]
+    logs = logs[budget.tokens(np.exp(logs)) > 1.0]
     if len(logs) < 3:
-        raise FieldError("flops", flops, f"do not pay for {served:.3g} served tokens of any model")
-
-    def loss(s: NDArray[np.float64]) -> NDArray[np.float64]:
-        d = (flops / np.exp(s) - 2 * served) / 6
-        return np.asarray(one.loss(shaped(np.exp(s), d, aspect, unique)))
-
-    values = loss(logs)
+        what = f"{budget.served:.3g} served tokens" if budget.served else "the training"
+        rule = f"do not pay for {what} of any model"
+        raise FieldError("flops", budget.flops, rule)
+    values = np.asarray(one.loss(budget.features(np.exp(logs))))
     i = min(max(int(np.argmin(values)), 1), len(logs) - 2)
     left, here, right = values[i - 1 : i + 2]
     bend = left - 2 * here + right
     shift = 0.5 * (left - right) / bend if bend > 0 else 0.0
-    best = np.array([logs[i] + shift * (logs[1] - logs[0])])
-    least = float(loss(best)[0])
-    valley = np.exp(logs[values <= least + tolerance])
-    size, d = float(np.exp(best[0])), float((flops / np.exp(best[0]) - 2 * served) / 6)
-    at = shaped(size, d, aspect, unique)
+    size = float(np.exp(logs[i] + shift * (logs[1] - logs[0])))
+    at = budget.features(size)
+    least = float(one.loss(at))
+    valley = np.append(np.exp(logs[values <= least + tolerance]), size)  # a steep one has no step
     outside = tuple(axis for axis, out in one.outside(at).items() if out)
-    return Optimum(size, d, least, float(valley[0]), float(valley[-1]), outside)
+    low, high = float(valley.min()), float(valley.max())
+    return Optimum(size, float(budget.tokens(size)), least, low, high, outside, one.counts)
+
+
+def others(
+    name: str, budget: Spending, best: Optimum, factors: tuple[float, ...] = FACTORS
+) -> list[Other]:
+    """Smaller models on more tokens and larger ones on fewer, at the FLOPs of the optimum.
+
+    The interval is the law's for a difference; empty for an allocation, which has no loss.
+
+    Example:
+        >>> budget = Spending(flops=1e21)
+        >>> half = others("aspect", budget, compute_optimal("aspect", 1e21))[1]
+        >>> half.factor, 0.001 < half.penalty < 0.05
+        (0.5, True)
+    """
+    if best.loss is None:
+        return []
+    one, found = _known(name), []
+    for factor in factors:
+        tokens = float(budget.tokens(best.size * factor))
+        if tokens <= 1:
+            continue
+        d = one.difference(budget.features(best.size * factor), budget.features(best.size))
+        ends = (float(d.value), max(float(d.low), 0.0), float(d.high))
+        found.append(Other(factor, best.size * factor, tokens, *ends))
+    return found
+
+
+ASKED = ("params", "tokens", "loss")
+"""What may be given instead of FLOPs: the optimum has this size, these tokens, or this loss."""
+BUDGETS = (1e14, 1e32)
+
+
+def needed(name: str, asked: str, value: float, **given: Any) -> float:
+    """The FLOPs whose optimum has a size, tokens or a loss: the inverse of ``compute_optimal``.
+
+    More FLOPs ask for a larger model and more tokens, and end at less loss, so the answer is
+    closed in by halves of the logarithm.
+
+    Args:
+        name: A law of the loss, a law file, or an allocation.
+        asked: ``params`` (as the law counts them), ``tokens`` or ``loss``.
+        value: How much of it.
+        **given: As in ``compute_optimal``.
+
+    Raises:
+        FieldError: If no budget gives it, or an allocation is asked for a loss.
+
+    Example:
+        >>> flops = needed("twenty-tokens", "params", 7e9)  # 6 · 7e9 · 140e9
+        >>> f"{flops:.4g}"
+        '5.88e+21'
+    """
+    if asked == "loss" and name in allocations():
+        raise FieldError("loss", value, f"is nothing that {name} knows", "ask a law of the loss")
+
+    def reaches(flops: float) -> bool:
+        best = compute_optimal(name, flops, **given)
+        if asked == "loss":
+            assert best.loss is not None
+            return best.loss <= value
+        size = best.size / 6 if best.counts == "flops" else best.size
+        return (size if asked == "params" else best.tokens) >= value
+
+    low, high = BUDGETS[0] + 6e5 * given.get("served", 0.0), BUDGETS[1]
+    if reaches(low) or not reaches(high):
+        raise FieldError(asked, f"{value:g}", f"is the optimum of no budget by {name}",
+                         f"between {low:.0e} and {high:.0e} FLOPs")  # fmt: skip
+    while high / low > 1 + 1e-6:
+        middle = (low * high) ** 0.5
+        low, high = (low, middle) if reaches(middle) else (middle, high)
+    return high
+
+
+class Repetition(NamedTuple):
+    """Passes over scarce tokens, and what they are worth; ``None`` where a law does not see it.
+
+    ``cost`` is the loss over that on as many fresh tokens, and ``worth`` how many fresh ones would
+    give the same loss.
+    """
+
+    epochs: float
+    cost: float | None = None
+    worth: float | None = None
+
+
+def repetition(name: str, budget: Spending, best: Optimum) -> Repetition | None:
+    """What repeating the unique tokens means at an optimum; ``None`` where they are enough.
+
+    Example:
+        >>> budget = Spending(flops=1e21, unique=1e10)
+        >>> best = compute_optimal("muennighoff-2023", 1e21, unique=1e10)
+        >>> found = repetition("muennighoff-2023", budget, best)
+        >>> found.epochs > 4, budget.unique < found.worth < best.tokens
+        (True, True)
+    """
+    if budget.unique is None or best.tokens <= budget.unique:
+        return None
+    epochs = best.tokens / budget.unique
+    if best.loss is None:
+        return Repetition(epochs)
+    one = _known(name)
+
+    def fresh(tokens: float) -> float:
+        return float(one.loss(shaped(best.size, tokens, budget.aspect)))
+
+    cost = best.loss - fresh(best.tokens)
+    if cost <= 0:
+        return Repetition(epochs)
+    low, high = budget.unique * 1e-3, best.tokens
+    while high / low > 1 + 1e-6:
+        middle = (low * high) ** 0.5
+        low, high = (middle, high) if fresh(middle) > best.loss else (low, middle)
+    return Repetition(epochs, cost, high)
 
 
 def shaped(

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import operator
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,25 +22,32 @@ if TYPE_CHECKING:
     Column = NDArray[np.float64]
 
 COLUMNS = {
-    "body": ("params_nonemb", "body", "params_body"),
-    "total": ("params_total", "total", "params"),
-    "width": ("width", "d_model"),
-    "depth": ("depth", "n_layer"),
+    "body": ("params_nonemb", "params_body", "body", "n_params_body", "non_embedding_params"),
+    "total": ("params_total", "total", "params", "n_params", "total_params"),
+    "width": ("width", "d_model", "hidden_size", "n_embd"),
+    "depth": ("depth", "n_layer", "num_hidden_layers", "n_layers", "layers"),
     "d_head": ("head_dim", "d_head"),
-    "n_head": ("heads", "n_head"),
-    "n_kv_head": ("kv_heads", "n_kv_head"),
+    "n_head": ("heads", "n_head", "num_attention_heads"),
+    "n_kv_head": ("kv_heads", "n_kv_head", "num_key_value_heads"),
     "vocab_size": ("vocab", "vocab_size"),
-    "tokens": ("tokens",),
+    "tokens": ("tokens", "train_tokens", "n_tokens", "tokens_seen"),
     "unique_tokens": ("unique_tokens",),
-    "n_experts": ("n_experts",),
-    "loss": ("loss", "val_loss"),
+    "n_experts": ("n_experts", "n_expert"),
+    "loss": ("loss", "val_loss", "validation_loss", "eval_loss", "final_loss"),
+    "bits_per_byte": ("bits_per_byte", "bpb", "val_bpb"),
+    "tokens_per_byte": ("tokens_per_byte",),
 }
-"""What is read, and the names of the column it may stand in; the first that is there counts."""
+"""What is read, and the names of the column it may stand in; the first that is there counts.
+
+Names are compared in small letters, with ``_`` for every other sign.
+"""
 
 RECIPE = ("dataset", "loss_kind", "tokenizer", "lr_note", "seq_len")
 """Columns whose values should be one in a table that one law is to fit."""
 
 _CONDITION = re.compile(r"(?P<column>\w+)\s*(?P<sign><=|>=|!=|=|<|>|~)\s*(?P<value>.*)", re.DOTALL)
+
+_SHAPE = re.compile(r"(?P<depth>\d+)x(?P<width>\d+)(-h(?P<head_dim>\d+)-)?")
 
 
 @dataclass(frozen=True)
@@ -122,14 +130,22 @@ def best_runs(runs: Runs) -> Runs:
     """Of runs of one shape and one number of tokens only that of the lowest loss, in their order.
 
     For sweeps of learning rate and batch, whose worse runs say nothing of the shape.
+    Where some shapes had more tries than others a warning says so: more tries reach lower.
     """
     import numpy as np
 
     tokens = np.round(np.log(runs.features.tokens), 3)
     _, cells = np.unique(np.column_stack([runs.shapes, tokens]), axis=0, return_inverse=True)
     order = np.lexsort((runs.loss, cells.reshape(-1)))
-    _, first = np.unique(cells.reshape(-1)[order], return_index=True)
-    return runs.take(np.sort(order[first]))
+    _, first, tries = np.unique(cells.reshape(-1)[order], return_index=True, return_counts=True)
+    best = runs.take(np.sort(order[first]))
+    if tries.min() == tries.max():
+        return best
+    told = (
+        f"the best of {tries.min()} to {tries.max()} tries: more tries reach lower, --where keeps "
+        "what all shapes have"
+    )
+    return replace(best, warnings=(*best.warnings, told))
 
 
 def read_runs(path: Path, where: Sequence[str] = ()) -> Runs:
@@ -168,12 +184,19 @@ def columns(rows: Sequence[dict[str, Any]], name: str = "runs") -> Runs:
 
     if not rows:
         raise FieldError("runs", name, "has no run that meets the conditions")
+    rows = [{_plain(k): v for k, v in row.items() if k is not None} for row in rows]
     found = {field: _column(rows, names) for field, names in COLUMNS.items()}
+    bits, rate = found.pop("bits_per_byte"), found.pop("tokens_per_byte")
+    if found["loss"] is None and bits is not None:
+        found["loss"] = _nats(bits, rate, name)
+    there = ", ".join(dict.fromkeys(k for row in rows[:100] for k in row))
     for field in ("loss", "tokens"):
         if found[field] is None:
-            raise FieldError("runs", name, f"has no column {COLUMNS[field][0]}")
+            raise FieldError("runs", name, f"has no column {COLUMNS[field][0]}",
+                             f"one of {', '.join(COLUMNS[field])}; there are {there}")  # fmt: skip
     if found["body"] is None and found["total"] is None:
-        raise FieldError("runs", name, "says no size", "give params_nonemb or params_total")
+        raise FieldError("runs", name, "says no size",
+                         f"give params_nonemb or params_total; there are {there}")  # fmt: skip
     loss, tokens = found.pop("loss"), found["tokens"]
     assert loss is not None
     assert tokens is not None
@@ -200,6 +223,26 @@ def columns(rows: Sequence[dict[str, Any]], name: str = "runs") -> Runs:
     return Runs(Features(**fields), loss[good], tuple(warnings))
 
 
+def _plain(name: str) -> str:
+    """A column's name in small letters, with ``_`` for every other sign.
+
+    Example:
+        >>> _plain(" Val-Loss"), _plain("params.total")
+        ('val_loss', 'params_total')
+    """
+    return re.sub(r"[^0-9a-z]+", "_", name.strip().lower())
+
+
+def _nats(bits: Column, rate: Column | None, name: str) -> Column:
+    """Nats a token from bits a byte: bits · ln 2 / tokens a byte."""
+    if rate is None:
+        raise FieldError(
+            "runs", name, "has bits_per_byte but no loss",
+            "add the column tokens_per_byte: a law is in nats a token",
+        )  # fmt: skip
+    return bits * math.log(2) / rate
+
+
 def _column(rows: Sequence[dict[str, Any]], names: tuple[str, ...]) -> Column | None:
     import numpy as np
 
@@ -221,7 +264,10 @@ def _mixed(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
         values = {str(row[name]) for row in rows if row.get(name)}
         if 1 < len(values) <= max(8, len(rows) // 4):
             shown = "; ".join(sorted(values)[:3])
-            yield f"the runs mix {len(values)} values of {name} ({shown}): one law fits one recipe"
+            yield (
+                f"the runs mix {len(values)} values of {name} ({shown}): one law fits one recipe, "
+                f"choose with --where '{name}={min(values)}'"
+            )
 
 
 def _rows(path: Path) -> Iterable[dict[str, Any]]:
@@ -230,8 +276,35 @@ def _rows(path: Path) -> Iterable[dict[str, Any]]:
     except (OSError, UnicodeDecodeError) as error:
         raise FieldError("runs", str(path), f"cannot be read: {error}") from error
     if path.suffix.lower() in {".jsonl", ".ndjson"}:
-        return [_line(line, i, path) for i, line in enumerate(text.splitlines(), 1) if line.strip()]
+        return [
+            _flat(_line(line, i, path))
+            for i, line in enumerate(text.splitlines(), 1)
+            if line.strip()
+        ]
     return list(csv.DictReader(text.splitlines()))
+
+
+def _flat(row: dict[str, Any]) -> dict[str, Any]:
+    """A record with the values of nested ones in it, as a run of the lab writes its spec.
+
+    Values inside ``params`` are named after it, others keep their own name; a shape written as a
+    name, ``26x2048-h128-…``, gives layers, width and head width. What a record says itself counts.
+
+    Example:
+        >>> row = _flat({"spec": {"d_model": 64, "n_layer": 2}, "params": {"total": 5}, "loss": 3})
+        >>> row["d_model"], row["params_total"], row["loss"]
+        (64, 5, 3)
+        >>> _flat({"spec": "26x2048-h128-16q4kv-f7296"})["width"]
+        2048
+    """
+    found: dict[str, Any] = {}
+    for key, value in row.items():
+        if isinstance(value, dict):
+            named = f"{key}_" if _plain(key) == "params" else ""
+            found |= {f"{named}{k}": v for k, v in _flat(value).items()}
+        elif key == "spec" and isinstance(value, str) and (match := _SHAPE.match(value)):
+            found |= {k: int(v) for k, v in match.groupdict().items() if v is not None}
+    return found | {k: v for k, v in row.items() if not isinstance(v, dict)}
 
 
 def _line(line: str, i: int, path: Path) -> dict[str, Any]:

@@ -8,34 +8,22 @@ from typing import Any
 
 from msgspec import Struct
 
-from scantling.arith import LARGEST
+from scantling import catalog
+from scantling.costs.count import parameters
 from scantling.errors import FieldError, nearest
 from scantling.hardware import Chip, chip
-from scantling.laws import law
+from scantling.laws import DEFAULT
+from scantling.search.checked import LARGEST_DEPTH, LARGEST_MODEL, check
+from scantling.search.kinds import OBJECTIVES, WINDOW, ratio_of
+from scantling.search.peers import sparse_like, usual_active, usual_total
 from scantling.search.size import flops_of, size_of
-from scantling.spec.relations import near_divisors
-from scantling.spec.workload import dtype_name, kv_dtype_name
 from scantling.units import parse_bytes, parse_context, parse_count, parse_seconds
-
-AXES = ("n_layer", "d_model", "d_head", "n_head", "n_kv_head", "d_ff")
-"""The dimensions a dense shape is searched over; d_ff is solved, not enumerated."""
-
-RATIOS = ("kv_group", "attention_width_ratio", "mlp_attention_ratio", "ffn_width_ratio", "aspect")
-"""Bounded quantities that are no dimension: H/K, H h/D, MLP/attention, F/D, D/L."""
 
 NAMES = {
     "gpu": "chip", "gpus": "n_gpu", "vocab": "vocab_size", "tpot": "tpot_s", "ttft": "ttft_s",
     "serve_gpu": "serve_chip",
 }  # fmt: skip
 """What the command line calls a limit, where the name here is another."""
-
-COUNTS = (
-    "params", "tokens", "vocab_size", "train_context", "serve_context", "serve_batch", "n_gpu",
-    "tp", "pp", "ep", "multiple", "serve_gpus",
-)  # fmt: skip
-
-OBJECTIVES = ("loss", "training_days", "kv_bytes_per_token", "decode_s")
-"""What a front weighs, all smaller is better."""
 
 
 class Range(Struct, frozen=True):
@@ -142,9 +130,11 @@ class Budget(Struct, frozen=True, kw_only=True):
     equal: str = "tokens"
     prior: str | None = None
     beat: str | None = None
-    law: str = "aspect"
+    law: str = DEFAULT
     dtype: str = "bf16"
     kv_dtype: str = "bf16"
+    alike: float | None = None
+    """What ``equal`` gives every shape: training FLOPs, or seconds; the search fills it in."""
     assumed: tuple[str, ...] = ()
     """What was filled in, for the report."""
 
@@ -170,52 +160,128 @@ def budget(*, params: float | str | None = None, tokens: float | str | None = No
         (140000000000, True)
     """
     given = _plain(given)
+    fixed = dict(given.get("fixed") or {})
+    if "vocab_size" in fixed:  # one vocabulary is the limit of that name
+        given |= {"vocab_size": fixed.pop("vocab_size"), "fixed": fixed}
     size, trained, work = (
         None if value is None else parse_count(value, name)
         for name, value in (("params", params), ("tokens", tokens), ("flops", flops))
     )
-    assumed = []
-    one = chip(given.get("chip", "h100-sxm"))
-    n_gpu, dtype = given.get("n_gpu", 8), given.get("dtype", "bf16")
-    days = given.get("days") or (given.get("gpu_hours") or 0) / (24 * max(n_gpu, 1)) or None
-    if size is None and work is None and days is not None:
-        work = flops_of(days, one, n_gpu, dtype)
-        assumed.append(f"flops: {work:.3g}, what {days:.3g} days on {n_gpu} × {one.key} give")
-    if size is None and work is None:
-        raise FieldError(
-            "budget", None, "has no size", "give --params, --flops, --days or --gpu-hours"
-        )
-    small = work is not None and work < 10**20 if size is None else size < 10**9
+    assumed: list[str] = []
+    given["moe"] = bool(given.get("moe") or given.get("active"))
+    if given.get("beat") is not None:
+        timed = bool(_days(given))
+        size = _rival(given, size, sized=work is not None or timed, assumed=assumed)
+    if size is None and work is None and (_days(given) or given.get("active") is None):
+        work = _flops_of(given, assumed)
+    if size is None and given.get("active") is not None:
+        size = usual_total(given["active"])
+        assumed.append(f"params: {size / 1e9:.3g} B, {AS_KNOWN}")
+    asked = given.get("active") or size
+    small = work is not None and work < 10**20 if asked is None else asked < 10**9
     if "vocab_size" not in given:
         given["vocab_size"] = 50_304 if small else 128_256
         assumed.append(f"vocab: {given['vocab_size']:,}")
     if size is None:
         assert work is not None
-        size, wanted, why = size_of(
-            work, trained, given["vocab_size"], given.get("train_context", 8192),
-            given.get("law", "aspect"), given.get("tied"),
-        )  # fmt: skip
-        assumed.append(f"params: {size / 1e9:.3g} B, {why}")
-        if trained is None:
-            trained = wanted
-            assumed.append(f"tokens: {trained / 1e9:,.3g} B, what the FLOPs leave for it")
-    elif work is not None and trained is not None:
-        cost = 6 * size * trained
+        size, trained = _sized(work, trained, given, assumed)
+    elif given["moe"] and given.get("active") is None:
+        given["active"] = usual_active(size)
+        share = given["active"] / size
+        assumed.append(f"active: {given['active'] / 1e9:.3g} B, {share:.1%}, {AS_KNOWN}")
+    passed = given.get("active") or size
+    if asked is not None and work is not None and trained is not None:
+        cost = 6 * passed * trained
         if not 0.9 < cost / work < 1.1:
             raise FieldError(
                 "flops", f"{work:.3g}", f"contradicts params and tokens: 6 N D is {cost:.3g}",
                 "give two of the three",
             )  # fmt: skip
-    elif trained is None:
-        trained = 20 * size if work is None else max(1, work // (6 * size))
+    if trained is None:
+        trained = 20 * size if work is None else max(1, work // (6 * passed))
         why = "20 per parameter" if work is None else f"{trained / 1e9:,.3g} B, FLOPs / (6 N)"
         assumed.append(f"tokens: {why}")
     assumed += [
         f"{name}: {value}" for name, field, value in DEFAULTS if field not in given
     ]  # fmt: skip
+    _add_window(given, assumed)
     found = Budget(params=size, tokens=trained, flops=work, assumed=tuple(assumed), **given)
-    _check(found)
+    check(found)
     return found
+
+
+def _rival(
+    given: dict[str, Any], size: int | None, *, sized: bool, assumed: list[str]
+) -> int | None:
+    """The size asked for, or that of the model to beat; its vocabulary is that of the budget."""
+    rival = catalog.load(given["beat"])
+    vocabulary = rival.spec.vocab_size
+    if given.setdefault("vocab_size", vocabulary) != vocabulary:
+        rule = f"has a vocabulary of {vocabulary:,}: nats of two vocabularies cannot be compared"
+        raise FieldError("beat", rival.name, rule, f"give --vocab {vocabulary}")
+    if size is not None or sized:
+        return size
+    found = int(parameters(rival.spec).total)
+    assumed.append(f"params: {found / 1e9:.3g} B, as {rival.name}")
+    return found
+
+
+AS_KNOWN = "as known models with experts of that size have"
+
+
+def _days(given: dict[str, Any]) -> float:
+    """Days that are given, or GPU-hours as days; 0 where there are none."""
+    hours = given.get("gpu_hours") or 0
+    return float(given.get("days") or hours / (24 * max(given.get("n_gpu", 8), 1)))
+
+
+def _flops_of(given: dict[str, Any], assumed: list[str]) -> int:
+    """Training FLOPs that a time on chips gives, where a budget has no other size.
+
+    Raises:
+        FieldError: If it has no time either.
+    """
+    one = chip(given.get("chip", "h100-sxm"))
+    n_gpu, dtype = given.get("n_gpu", 8), given.get("dtype", "bf16")
+    days = _days(given)
+    if not days:
+        raise FieldError(
+            "budget", None, "has no size", "give --params, --flops, --days or --gpu-hours"
+        )
+    work = flops_of(days, one, n_gpu, dtype)
+    if given["moe"]:
+        active = given.get("active") or int((work / 120) ** 0.5)  # 20 tokens a parameter
+        context = given.get("train_context", 8192)
+        work = flops_of(days, one, n_gpu, dtype, sparse_like(active), context)
+    assumed.append(f"flops: {work:.3g}, what {days:.3g} days on {n_gpu} × {one.key} give")
+    return work
+
+
+def _sized(
+    work: int, trained: int | None, given: dict[str, Any], assumed: list[str]
+) -> tuple[int, int]:
+    """Parameters and tokens for training FLOPs; of experts, the active size and then all."""
+    size, wanted, why = size_of(
+        work, trained, given["vocab_size"], given.get("train_context", 8192),
+        given.get("law", DEFAULT), given.get("tied"),
+    )  # fmt: skip
+    if given["moe"]:
+        given["active"] = size
+        assumed.append(f"active: {size / 1e9:.3g} B, {why}")
+        size, why = usual_total(size), AS_KNOWN
+    assumed.append(f"params: {size / 1e9:.3g} B, {why}")
+    if trained is None:
+        trained = wanted
+        assumed.append(f"tokens: {trained / 1e9:,.3g} B, what the FLOPs leave for it")
+    return size, trained
+
+
+def _add_window(given: dict[str, Any], assumed: list[str]) -> None:
+    """The window of local layers where none is given."""
+    local = ratio_of(given.get("layout", "full")) and given.get("mixer", "gqa") == "gqa"
+    if local and given.get("window") is None:
+        given["window"] = max(WINDOW, given.get("train_context", 8192) // 8)
+        assumed.append(f"window: {given['window']:,}")
 
 
 DEFAULTS = (
@@ -258,65 +324,6 @@ PARSERS: dict[str, Callable[..., Any]] = {
 }  # fmt: skip
 
 
-def _check(b: Budget) -> None:
-    b.hardware.rate(dtype_name(b.dtype))  # an unknown chip or dtype is an error here
-    kv_dtype_name(b.kv_dtype)
-    law(b.law)
-    for name in COUNTS:
-        if getattr(b, name) < 1:
-            raise FieldError(name, getattr(b, name), "must be at least 1")
-    for name in ("days", "gpu_hours", "kv_bytes_per_token", "kv_bytes", "memory", "tpot_s",
-                 "ttft_s", "price", "cost_per_million"):  # fmt: skip
-        value = getattr(b, name)
-        if value is not None and not value > 0:
-            raise FieldError(name, value, "must be above zero")
-    if b.params > LARGEST_MODEL:
-        raise FieldError("params", f"{b.params:.3g}", "is beyond every model", "at most 20T")
-    for name in ("vocab_size", "train_context", "serve_context", "serve_batch", "tp", "multiple"):
-        if getattr(b, name) > LARGEST:
-            raise FieldError(name, f"{getattr(b, name):.3g}", "is beyond every model")
-    if not 0 < b.tolerance < 1:
-        raise FieldError("tolerance", b.tolerance, "must lie between 0 and 1")
-    _check_weights(b)
-    _check_axes(b)
-
-
-def _check_weights(b: Budget) -> None:
-    for name in (*b.weights, *b.lexicographic):
-        if name not in OBJECTIVES:
-            raise FieldError("objective", name, "is not known", f"use {', '.join(OBJECTIVES)}")
-    for name, weight in b.weights.items():
-        if weight < 0:
-            raise FieldError("objective", f"{name}={weight}", "must not be below 0")
-    if b.weights and not any(b.weights.values()):
-        raise FieldError("objective", None, "weighs nothing", "give a weight above 0")
-
-
-def _check_axes(b: Budget) -> None:
-    """Fixed and bounded axes: known, not both, and not contradicting each other."""
-    for name in {**b.fixed, **b.bounded}:
-        if name not in AXES and not (name in RATIOS and name in b.bounded):
-            near = nearest(name, (*AXES, *RATIOS), 1)
-            hint = f"did you mean {near[0]}?" if near else f"axes: {', '.join((*AXES, *RATIOS))}"
-            raise FieldError(name, None, "is no axis of the search", hint)
-        if name in b.fixed and name in b.bounded:
-            raise FieldError(name, None, "is both fixed and bounded", "give one of the two")
-    for name, axis in b.bounded.items():
-        if not 0 < axis.low <= axis.high <= LARGEST:
-            raise FieldError(name, f"{axis.low}:{axis.high}", "is an empty range")
-    for name, value in b.fixed.items():
-        if not 1 <= value <= LARGEST:
-            raise FieldError(name, value, f"must lie between 1 and {LARGEST:,}")
-    deep = max(b.fixed.get("n_layer", 1), b.bounded.get("n_layer", Range(1, 1)).high)
-    if deep > LARGEST_DEPTH:
-        raise FieldError("n_layer", deep, f"must be at most {LARGEST_DEPTH:,}")
-    heads, groups = b.fixed.get("n_head"), b.fixed.get("n_kv_head")
-    if heads and groups and heads % groups:
-        raise FieldError("n_kv_head", groups, f"must divide n_head {heads}",
-                         near_divisors(heads, groups))  # fmt: skip
-    if heads and heads % b.tp:
-        raise FieldError("tp", b.tp, f"must divide n_head {heads}", near_divisors(heads, b.tp))
-
-
-LARGEST_MODEL = 20 * 10**12
-LARGEST_DEPTH = 10_000
+__all__ = [
+    "LARGEST_DEPTH", "LARGEST_MODEL", "OBJECTIVES", "Budget", "Range", "budget", "ratio_of",
+]  # fmt: skip

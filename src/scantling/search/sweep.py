@@ -1,41 +1,41 @@
-"""The sweep: every shape of a space, evaluated in chunks by the costs' own code."""
+"""The sweep: every shape of a space, in chunks, through a cascade of ever dearer questions.
+
+Counts come first, by linear forms; only shapes that keep every cheap limit are walked operator by
+operator, for their loss, training time, time per token and memory.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
-from scantling.costs.cache import kv_cache
-from scantling.costs.count import Parameters, parameters, solve_width
-from scantling.costs.features import features
-from scantling.laws import Features, law
+from scantling.costs.deployment_mask import splits
+from scantling.executor import check, run
 from scantling.laws.features import inside
-from scantling.ops import operators
+from scantling.search.axes import OF_EXPERTS, bounded_axes
+from scantling.search.axes import limits as words
 from scantling.search.budget import Budget
+from scantling.search.forms import Counted, count, forms
 from scantling.search.front import fold
-from scantling.search.objectives import limited, objectives
-from scantling.search.space import CHUNK, TIE_ABOVE, Space, limit, limits
-from scantling.spec import Spec, Workload, masks, vary
+from scantling.search.objectives import Costs, Limit, limits, names
+from scantling.search.space import CHUNK, Space, limit
+from scantling.search.tally import Near, Tally, empty
+from scantling.spec import Spec, vary
+from scantling.spec.plan import Plan
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
 KV_LIMIT = "KV bytes per token"
-COLUMNS = ("structure", "n_layer", "d_model", "d_head", "n_head", "n_kv_head", "d_ff", "total")
-
-
-class Priced(Struct, frozen=True):
-    """A column of shapes with the counts and loss the sweep gives each of them."""
-
-    spec: Spec
-    counted: Parameters
-    forward_flops_per_token: Any
-    kv_bytes_per_token: Any
-    features: Features
-    loss: Any
+"""The one limit on a cost that is known before a shape is priced."""
+PART = 2**20
+"""Shapes of a part, what one job sweeps; fixed, as batches are."""
+BATCH = 8192
+"""Shapes priced at once; fixed, so that results do not depend on the size of chunks."""
 
 
 class Swept(Struct, frozen=True):
@@ -43,160 +43,247 @@ class Swept(Struct, frozen=True):
 
     rows: NDArray[np.int64]
     objectives: NDArray[np.float64]
+    """A column for each of ``objectives.names``."""
+    columns: tuple[str, ...]
+    """What the rows say; 0 where a structure has no such dimension."""
     considered: int
-    """Shapes of the space before the limits on heads."""
+    """Shapes of the space before the limits that its rows alone decide."""
     evaluated: int
-    """Shapes priced."""
+    """Shapes counted."""
     feasible: int
-    removed: dict[str, int]
-    """How many shapes each limit removed; one shape can break several."""
-    least: dict[str, float]
-    """For each limit on a cost, the least that a shape keeping the other limits needs."""
-    closest: list[dict[str, Any]]
+    tally: Tally
+    stopped: bool = False
+    """Whether an interrupt came before the whole space was seen."""
+
+    @property
+    def removed(self) -> dict[str, int]:
+        """How many shapes each limit removed; one shape can break several."""
+        return self.tally.removed
+
+    @property
+    def least(self) -> dict[str, float]:
+        """For each limit on a cost, the least that a shape keeping the other limits needs."""
+        return self.tally.least
+
+    @property
+    def nearest(self) -> list[Near]:
+        """Where none keeps all: the shapes nearest in costs, else in size alone, else in size."""
+        missed = [] if self.feasible else self.tally.near or self.tally.sized
+        return missed or self.tally.closest
+
+    @property
+    def closest(self) -> list[dict[str, int]]:
+        """Their dimensions."""
+        return [dict(zip(self.columns, one.row, strict=True)) for one in self.nearest]
 
 
-def price(spec: Spec, b: Budget, multiple: int, width: int | None = None) -> Priced:
-    """Parameters, FLOPs, KV bytes and loss of a column of shapes, the FFN width solved.
-
-    Args:
-        spec: A column spec whose ``d_ff`` is free.
-        b: The budget.
-        multiple: Alignment of the FFN width.
-        width: A fixed FFN width instead of a solved one.
-    """
-    spec = vary(spec, d_ff=solve_width(spec, b.params, multiple) if width is None else width)
-    ops = operators(spec, Workload("prefill", 1, 1))
-    counted = parameters(spec)
-    forward: Any = sum((op.flops() for op in ops if op.kind == "matmul"), start=0)
-    cache = kv_cache(spec, context=1, kv_dtype=b.kv_dtype, ops=ops).bytes_per_token
-    f = features(spec, float(b.tokens), counted)
-    return Priced(spec, counted, forward, cache, f, law(b.law).loss(f))
-
-
-def feasibility(p: Priced, b: Budget) -> dict[str, NDArray[np.bool_]]:
+def feasibility(c: Counted, b: Budget) -> dict[str, NDArray[np.bool_]]:
     """Per hard limit the mask of shapes that keep it, cheap limits only."""
     import numpy as np
 
-    share: Any = abs(p.counted.total / b.params - 1)
+    share: Any = abs(c.total / b.params - 1)
     found: dict[str, Any] = {f"params within ±{b.tolerance:.2%}": share <= b.tolerance}
-    found |= dict(masks(p.spec))
-    ratio = p.features.mlp_attention_ratio
-    assert ratio is not None
-    for name, value in (("mlp_attention_ratio", ratio),
-                        ("ffn_width_ratio", p.spec.d_ff / p.spec.d_model)):  # fmt: skip
+    if b.active is not None:
+        off: Any = abs(c.active / b.active - 1)
+        found[f"active within ±{b.active_tolerance:.2%}"] = off <= b.active_tolerance
+    for name in bounded_axes(b):
+        value = _ratio(c, name)
         axis = limit(b, name)
-        if axis.low is not None or axis.high is not None:
-            found[f"{name} {limits(axis.low, axis.high)}"] = inside(value, axis.low, axis.high)
-    if "d_ff" in b.bounded:
-        asked = b.bounded["d_ff"]
-        width: Any = p.spec.d_ff
-        found["d_ff as bounded"] = (width >= asked.low) & (width <= asked.high)
-    if b.tied is None:
-        table: Any = p.spec.d_model * p.spec.vocab_size
-        small = table <= TIE_ABOVE * b.params
-        found["tying rule"] = ~small if p.spec.tied else small
+        if value is not None and (axis.low is not None or axis.high is not None):
+            found[f"{name} {words(axis.low, axis.high)}"] = inside(value, axis.low, axis.high)
+    for name in c.family.solved:
+        if name in b.bounded:
+            asked = b.bounded[name]
+            column = c.family.dims(c.row, c.depth, c.width)[name]
+            found[f"{name} as bounded"] = (column >= asked.low) & (column <= asked.high)
     if b.kv_bytes_per_token is not None:
-        found[KV_LIMIT] = p.kv_bytes_per_token <= b.kv_bytes_per_token
+        found[KV_LIMIT] = c.kv <= b.kv_bytes_per_token
     return {name: np.broadcast_to(mask, len(share)) for name, mask in found.items()}
 
 
+def _ratio(c: Counted, name: str) -> Any:
+    """A bounded ratio that depends on the solved width; None where rows alone decide it."""
+    if name == "mlp_attention_ratio":
+        return c.mlp / c.attention
+    if name not in {"ffn_width_ratio", *OF_EXPERTS} or name == "active_share":
+        return None
+    width: Any = c.family.rows["d_model"][c.row]
+    if name == "active_width_ratio":
+        times = c.family.rows["top_k"][c.row] + c.family.solved.get("d_shared", 0)
+        return times * c.width / width
+    return c.width / width
+
+
 def sweep(
-    space: Space, b: Budget, chunk: int = CHUNK, progress: Callable[[int], None] | None = None
-) -> Swept:
+    space: Space, b: Budget, chunk: int = CHUNK, progress: Callable[[int], None] | None = None,
+    *, engine: str = "here", workers: int | None = None,
+) -> Swept:  # fmt: skip
     """Evaluate a whole space and keep the non-dominated shapes.
 
-    Chunks keep memory bounded; the front is folded chunk by chunk, which gives the same front
-    for any chunk size.
+    Chunks keep memory bounded. The front is folded batch by batch and part by part, which gives
+    the same front for any chunk size and any engine. An interrupt ends the sweep with what it has.
 
     Args:
         space: The shapes.
         b: The budget.
-        chunk: Rows at once.
+        chunk: Shapes at once.
         progress: Called with the number of shapes done since the last call.
+        engine: What runs the parts (``executor.run``).
+        workers: Of the engine; all cores unless given.
     """
+    whole = _nothing(space, b, empty(space.removed))
+    stopped = False
+    check(engine, workers)
+    engine = engine if space.size > PART else "here"
+    shared = (b, limits(b), chunk)
+    try:
+        for part in run(_part, space.parts(PART), shared=shared, engine=engine, workers=workers):
+            rows, values = fold(whole.rows, whole.objectives, part.rows, part.objectives)
+            whole.tally.merge(part.tally)
+            whole = replace(
+                whole, rows=rows, objectives=values, feasible=whole.feasible + part.feasible,
+                evaluated=whole.evaluated + part.evaluated,
+            )  # fmt: skip
+            if progress is not None:
+                progress(part.evaluated)
+    except KeyboardInterrupt:
+        stopped = True
+    return replace(whole, stopped=stopped)
+
+
+def legal(space: Space, b: Budget) -> Iterator[tuple[NDArray[np.int64], Costs]]:
+    """Every shape of the right size and kind, not only the front: batches of rows and costs."""
+    for index, dims in _batches(_kept(space, b, CHUNK, empty({}))):
+        if len(dims["n_layer"]):
+            costs = Costs(vary(space.families[index].spec, **dims), b)
+            yield _rows(space, index, dims, costs.counted.total), costs
+
+
+def _nothing(space: Space, b: Budget, tally: Tally) -> Swept:
+    """A sweep of no shapes."""
     import numpy as np
 
-    rows = np.empty((0, len(COLUMNS)), dtype=np.int64)
-    values = np.empty((0, 4))
-    tally = Tally(dict(space.removed), {}, [])
-    feasible = evaluated = 0
-    for index, columns in space.chunks(chunk):
-        priced = price(columns, b, space.multiple, space.fixed_width)
-        n = len(priced.counted.total)  # type: ignore[arg-type]
-        evaluated += n
-        masks_ = feasibility(priced, b)
-        for name, mask in masks_.items():
+    rows = np.empty((0, len(space.columns)), dtype=np.int64)
+    values = np.empty((0, len(names(b))))
+    return Swept(rows, values, space.columns, space.considered, 0, 0, tally)
+
+
+def _part(shared: tuple[Budget, tuple[Limit, ...], int], part: Space) -> Swept:
+    """Evaluate a piece of a space."""
+    b, asked, chunk = shared
+    tally = empty({})
+    whole = _nothing(part, b, tally)
+    for batch in _batches(_kept(part, b, chunk, tally)):
+        whole = _with_survivors(whole, part, b, asked, *batch)
+    return replace(whole, evaluated=part.size)
+
+
+def _kept(
+    space: Space, b: Budget, chunk: int, tally: Tally
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The shapes that keep every cheap limit, family by family and in order."""
+    import numpy as np
+
+    found = [forms(f, b.kv_dtype) if len(f.counts) else {} for f in space.families]
+    for some in space.chunks(chunk):
+        family = space.families[some.index]
+        counted = count(family, found[some.index], some.index, some.row, some.depth, b)
+        masks = feasibility(counted, b)
+        for name, mask in masks.items():
             tally.remove(name, mask)
-        keep = np.logical_and.reduce(list(masks_.values()))
-        _note_closest(tally, priced, masks_, b)
-        if keep.any():
-            new_rows, new_values = _survivors(priced, keep, index, b, tally)
-            feasible += len(new_rows)
-            rows, values = fold(rows, values, new_rows, new_values)
-        if progress is not None:
-            progress(n)
-    closest = [shape for _, shape in tally.closest]
-    return Swept(
-        rows, values, space.considered, evaluated, feasible, tally.removed, tally.least, closest
+        free = {name: mask for name, mask in masks.items() if name != KV_LIMIT}
+        keep = np.flatnonzero(np.logical_and.reduce(list(free.values())))
+        _note_size(tally, counted, free, space, b)
+        yield some.index, counted.dims(keep)
+
+
+def _batches(parts: Iterator[tuple[int, dict[str, Any]]]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The same shapes in equal batches of one family, the last of each shorter."""
+    import numpy as np
+
+    held: dict[str, Any] = {}
+    index = -1
+    for at, dims in parts:
+        if at != index and held:
+            yield index, held
+            held = {}
+        index = at
+        held = {k: np.concatenate([held[k], v]) for k, v in dims.items()} if held else dims
+        while len(held["n_layer"]) >= BATCH:
+            yield index, {name: column[:BATCH] for name, column in held.items()}
+            held = {name: column[BATCH:] for name, column in held.items()}
+    if held:
+        yield index, held
+
+
+def _with_survivors(
+    so_far: Swept, space: Space, b: Budget, asked: tuple[Limit, ...], index: int,
+    dims: dict[str, Any],
+) -> Swept:  # fmt: skip
+    """Price the shapes that are of the right size and kind, and drop those that cost too much."""
+    import numpy as np
+
+    n = len(dims["n_layer"])
+    if not n:
+        return so_far
+    spec = vary(space.families[index].spec, **dims)
+    if b.quant is not None or b.tp > 1 or b.ep > 1:
+        whole = np.broadcast_to(_sharded(spec, b), n)
+        so_far.tally.remove(f"whole parts at {_split_text(b)}", whole)
+        if not whole.all():
+            dims = {name: column[whole] for name, column in dims.items()}
+            n = int(np.count_nonzero(whole))
+            if not n:
+                return so_far
+            spec = vary(space.families[index].spec, **dims)
+    costs = Costs(spec, b)
+    rows = _rows(space, index, dims, costs.counted.total)
+    kept = so_far.tally.limit(costs, asked, lambda at: tuple(rows[at].tolist()),
+                              counted=KV_LIMIT)  # fmt: skip
+    values = np.stack(
+        [np.broadcast_to(np.asarray(v, dtype=float), n) for v in costs.values().values()], axis=1
     )
+    rows, values = fold(so_far.rows, so_far.objectives, rows[kept], values[kept])
+    feasible = so_far.feasible + int(np.count_nonzero(kept))
+    return replace(so_far, rows=rows, objectives=values, feasible=feasible)
 
 
-class Tally(Struct):
-    """What a sweep keeps count of beside its front."""
-
-    removed: dict[str, int]
-    least: dict[str, float]
-    """Per limit, the least that any shape keeping the limits before it needs."""
-    closest: list[tuple[float, dict[str, Any]]]
-
-    def remove(self, name: str, mask: NDArray[np.bool_]) -> None:
-        """Count the shapes a limit removes."""
-        self.removed[name] = self.removed.get(name, 0) + int(mask.size - mask.sum())
-
-    def need(self, name: str, values: NDArray[np.float64]) -> None:
-        """Note the least of what a limit bounds."""
-        if len(values):
-            least = float(values.min())
-            self.least[name] = min(self.least.get(name, least), least)
+def _sharded(spec: Spec, b: Budget) -> Any:
+    """Whether heads, widths, experts, groups and blocks stay whole on each rank."""
+    if b.quant is None and b.tp == 1 and b.ep == 1:
+        return True
+    experts = 1 if b.ep > 1 else None
+    plan = Plan(tp=b.tp, ep=b.ep, expert_tp=experts)
+    return splits(spec, "bf16" if b.quant is None else b.quant, plan)
 
 
-def _survivors(
-    p: Priced, keep: NDArray[np.bool_], index: int, b: Budget, tally: Tally
-) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Time the shapes that keep every cheap limit, and drop those too slow."""
+def _split_text(b: Budget) -> str:
+    named = (("tp", b.tp), ("ep", b.ep))
+    parts = [f"{name} {degree}" for name, degree in named if degree > 1]
+    return ", ".join([*parts, *([b.quant] if b.quant else [])])
+
+
+def _rows(space: Space, index: int, dims: dict[str, Any], total: Any) -> NDArray[np.int64]:
+    """Shapes of one family as rows of the columns of a space."""
     import numpy as np
 
-    dims = {k: getattr(p.spec, k) for k in COLUMNS[1:-1]}
-    few = vary(p.spec, **{k: _take(v, keep) for k, v in dims.items()})
-    again = price(few, b, 1, _take(dims["d_ff"], keep))
-    found = objectives(again.spec, again.features, again.loss, again.kv_bytes_per_token, b)
-    slow = np.zeros(len(again.loss), dtype=bool)
-    for name, value, most in limited(found, b):
-        tally.need(name, value)
-        tally.remove(name, value <= most)
-        slow |= value > most
-    columns = [np.full(len(slow), index), *(getattr(few, k) for k in COLUMNS[1:-1])]
-    rows = np.stack([*np.broadcast_arrays(*columns), again.counted.total], axis=1).astype(np.int64)
-    values = np.stack([np.asarray(found[k], dtype=float) for k in found], axis=1)
-    return rows[~slow], values[~slow]
+    known = {**dims, "structure": index, "total": total}
+    columns = [np.broadcast_to(known.get(name, 0), len(total)) for name in space.columns]
+    return np.stack(columns, axis=1).astype(np.int64)
 
 
-def _take(column: Any, keep: NDArray[np.bool_]) -> Any:
-    return column[keep] if hasattr(column, "dtype") else column
-
-
-def _note_closest(tally: Tally, p: Priced, masks_: dict[str, NDArray[np.bool_]], b: Budget) -> None:
-    """Remember the shapes nearest in size, and the least cache, for when nothing is feasible."""
+def _note_size(
+    tally: Tally, c: Counted, masks: dict[str, NDArray[np.bool_]], space: Space, b: Budget
+) -> None:
+    """Remember the shapes nearest in size, for when nothing is feasible."""
     import numpy as np
 
-    if KV_LIMIT in masks_:
-        others = np.logical_and.reduce([m for name, m in masks_.items() if name != KV_LIMIT])
-        tally.need(KV_LIMIT, p.kv_bytes_per_token[others])
-    distance = np.abs(p.counted.total / b.params - 1)
-    dims = {k: getattr(p.spec, k) for k in COLUMNS[1:-1]}
-    for at in np.argsort(distance, kind="stable")[:3]:
-        shape = {k: int(v[at]) if hasattr(v, "dtype") else int(v) for k, v in dims.items()}
-        shape["total"] = int(p.counted.total[at])  # type: ignore[index]
-        tally.closest.append((float(distance[at]), {**shape, "tied": p.spec.tied}))
-    tally.closest.sort(key=lambda pair: pair[0])
-    del tally.closest[3:]
+    broken = tally.alone(masks)
+    size = next(mask for name, mask in masks.items() if name.startswith("params"))
+
+    def row(at: int) -> tuple[int, ...]:
+        one = np.array([at])
+        return tuple(_rows(space, c.index, c.dims(one), c.total[one])[0].tolist())
+
+    distance = np.abs(c.total / b.params - 1)
+    tally.off_size(distance, ~size & (broken == 1), row)

@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from scantling.errors import FieldError, ScantlingError
 from scantling.formats.hf.assemble import ASSEMBLERS
 from scantling.formats.hf.expression import evaluate
+from scantling.formats.hf.layout import squeeze
 from scantling.formats.hf.read import read
 from scantling.formats.hf.types import ModelType, kinds, model_type, model_types, table
 from scantling.spec import Spec
@@ -38,6 +40,7 @@ def write(spec: Spec, like: str | None = None) -> dict[str, Any]:
         >>> write(catalog.model("qwen3-8b"))["model_type"]
         'qwen3'
     """
+    spec = _squeezed(spec)
     described = {name: one.from_spec(spec) for name, one in ASSEMBLERS.items()}
     known = sorted(model_types(), key=lambda name: (model_type(name).remote, name))
     order = [like] if like else list(dict.fromkeys((*WRITE_ORDER, *known)))
@@ -54,6 +57,15 @@ def write(spec: Spec, like: str | None = None) -> dict[str, Any]:
             continue
     what = f"model type {like}" if like else "any Hugging Face model type of the table"
     raise FieldError("spec", None, f"cannot be written as {what}")
+
+
+def _squeezed(spec: Spec) -> Spec:
+    """The spec with its order of layers in the words a reader uses; the layers are the same.
+
+    Sixteen layers of five local to one global are few enough to be read as a list of runs.
+    """
+    layout = squeeze(spec.decoder.expand(), spec.n_layer)
+    return replace(spec, decoder=replace(spec.decoder, layout=layout))
 
 
 def _is_other(kind: ModelType, described: dict[str, Any]) -> bool:

@@ -1,0 +1,161 @@
+"""Counts of a whole family as linear forms: what a sweep asks of every shape, cheaply.
+
+Every weight lies outside the layers or in a layer of some kind, and a layer's are linear in the
+feed-forward width F. So with n_k layers of kind k, all of it a column over the rows of a family:
+
+    N = N_outside + Σ_k n_k (a_k + b_k F)
+
+The coefficients are differences of counts by the operators, at no and one more layer of a kind
+and at F = 0 and 1, so there is no second formula of what a model weighs. The rows of a family are
+some thousands, its shapes millions.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from scantling.arith import maximum
+from scantling.costs.cache import kv_cache
+from scantling.costs.count import attention_parameters, mlp_parameters, parameters
+from scantling.costs.quantize import scheme
+from scantling.search.budget import Budget
+from scantling.search.families import Family
+from scantling.spec import Run, Spec, vary
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+QUANTITIES = ("total", "active", "mlp", "attention")
+
+
+class Form(Struct, frozen=True):
+    """One quantity of a family: what lies outside layers, and by kind a and b of a + b F."""
+
+    outside: NDArray[Any]
+    by_kind: dict[str, tuple[NDArray[Any], NDArray[Any]]]
+
+    def at(self, row: Any, layers: dict[str, Any]) -> tuple[Any, Any]:
+        """The quantity of some shapes as (constant, slope) in F.
+
+        Args:
+            row: Place of each shape in the rows.
+            layers: Layers of each kind.
+        """
+        constant: Any = self.outside[row]
+        slope: Any = 0
+        for name, (a, b) in self.by_kind.items():
+            constant = constant + layers[name] * a[row]
+            if b.any():
+                slope = slope + layers[name] * b[row]
+        return constant, slope
+
+
+def forms(family: Family, kv_dtype: str) -> dict[str, Form]:
+    """Total, active, feed-forward and attention parameters and KV bytes a token of a family."""
+    import numpy as np
+
+    count = len(next(iter(family.rows.values())))
+    every = np.arange(count)
+    found: dict[str, tuple[Any, dict[str, Any]]] = {}
+    for kind in family.spec.decoder.kinds:
+        # outside and one layer, two layers, and one layer of a width more
+        one, two, wider = (
+            _quantities(_only(family, kind.name, every, n, width), kv_dtype)
+            for n, width in ((1, 0), (2, 0), (1, 1))
+        )
+        for name, value in one.items():
+            layer = two[name] - value
+            outside, kinds = found.setdefault(name, (_column(value - layer, count), {}))
+            kinds[kind.name] = (_column(layer, count), _column(wider[name] - value, count))
+            assert outside is found[name][0]
+    return {name: Form(outside, kinds) for name, (outside, kinds) in found.items()}
+
+
+def _only(family: Family, kind: str, row: Any, n: int, width: int) -> Spec:
+    """The rows of a family with n layers of one kind alone."""
+    dims = family.dims(row, n, width)
+    del dims["n_layer"]
+    spec = vary(family.spec, **dims)
+    stack = replace(spec.decoder, kinds=(spec.decoder.kind(kind),), layout=(Run((kind,), n),))
+    return replace(spec, decoder=stack)
+
+
+def _quantities(spec: Spec, kv_dtype: str) -> dict[str, Any]:
+    p = parameters(spec)
+    return {
+        "total": p.total, "active": p.active, "mlp": mlp_parameters(p),
+        "attention": attention_parameters(p),
+        "kv": kv_cache(spec, context=1, kv_dtype=kv_dtype).bytes_per_token,
+    }  # fmt: skip
+
+
+def _column(value: Any, count: int) -> Any:
+    import numpy as np
+
+    return np.ascontiguousarray(np.broadcast_to(value, count))
+
+
+class Counted(Struct, frozen=True):
+    """Shapes of one family with their solved width and cheap counts."""
+
+    family: Family
+    index: int
+    """Of the family in its space."""
+    row: NDArray[Any]
+    depth: NDArray[Any]
+    width: Any
+    """The solved width, of the family's ``lead``."""
+    total: Any
+    active: Any
+    kv: Any
+    mlp: Any
+    attention: Any
+
+    def dims(self, keep: Any) -> dict[str, Any]:
+        """Every dimension of some of the shapes."""
+        return self.family.dims(self.row[keep], self.depth[keep], self.width[keep])
+
+
+def count(
+    family: Family, found: dict[str, Form], index: int, row: Any, depth: Any, b: Budget
+) -> Counted:
+    """Count shapes; the width brings the total nearest to the budget, as ``solve_width`` does."""
+    layers = vary(family.spec, n_layer=depth).decoder.occurrences()
+    constant, slope = found["total"].at(row, layers)
+    if family.lead in family.rows:
+        width = family.rows[family.lead][row]
+    else:
+        multiple = width_multiple(b, family.lead)
+        step = slope * multiple
+        width = maximum((2 * (b.params - constant) + step) // (2 * step), 1) * multiple
+    values = {"total": constant + slope * width}
+    for name in ("active", "mlp", "attention", "kv"):
+        if name == "active" and not b.moe:
+            values[name] = values["total"]
+            continue
+        constant, slope = found[name].at(row, layers)
+        values[name] = constant + slope * width
+    return Counted(family, index, row, depth, width, **values)
+
+
+def width_multiple(b: Budget, lead: str) -> int:
+    """What a solved width is a multiple of: the alignment on each rank of its split.
+
+    Groups and blocks of a quantisation stay whole on each rank, which the alignment takes in.
+
+    Experts that are spread whole over ranks are not cut; those of models below ten billion, some
+    hundreds wide, come in half steps.
+    """
+    unit = b.multiple
+    if b.quant is not None:
+        one = scheme(b.quant)
+        unit = math.lcm(unit, one.in_unit, one.out_unit, one.out_multiple, one.multiple)
+    if lead == "d_ff":
+        return unit * b.tp
+    if b.params < 10**10 and b.quant is None:
+        unit = math.gcd(unit, 64)
+    return unit * (1 if b.ep > 1 else b.tp)
