@@ -17,7 +17,7 @@ LINES = [
     {"catalog"},
     {"hardware", "laws"},
     {"costs"},
-    {"calibrate", "validate", "rules"},
+    {"calibrate", "validate", "rules", "claims"},
     {"search"},
     {"report"},
     {"lab"},

@@ -24,6 +24,7 @@ VERBS = {
     "calibrate": ("scantling.cli.calibrate", "Measure this machine, write a chip file."),
     "models": ("scantling.cli.catalogue", "The named models."),
     "chips": ("scantling.cli.catalogue", "The chips, with sources."),
+    "claims": ("scantling.cli.claims", "What is said of dimensions, and what is right."),
     "laws": ("scantling.cli.laws", "The laws; fit one to your runs, evaluate one."),
 }
 """Each verb with its module, imported when the verb is used, and its line of help."""
