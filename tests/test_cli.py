@@ -366,8 +366,7 @@ SAMPLE = [
 ]  # fmt: skip
 """Every thirteenth model, and experts, latent attention, windows, chunks, learned positions."""
 NOT_PRICED = {
-    "vocab_size", "n_expert", "top_k", "n_expert_group", "top_k_group", "window", "chunk",
-    "kv_rank", "q_rank", "rows",
+    "vocab_size", "top_k", "n_expert_group", "top_k_group", "kv_rank", "q_rank", "rows",
 }  # fmt: skip
 
 

@@ -21,6 +21,7 @@ from scantling.laws import (
     bounds,
     difference_terms,
     head_width_excess,
+    law,
     prior_terms,
     priors,
     terms,
@@ -30,6 +31,7 @@ from scantling.laws import (
 )
 from scantling.search.budget import budget
 from scantling.search.candidate import candidate, difference
+from scantling.search.objectives import Costs
 from scantling.sources import sources
 from scantling.spec import (
     Block,
@@ -289,6 +291,8 @@ def test_a_parallel_block_costs_ten_thousandths_to_1_b_and_nothing_at_60_b():
      ("reused_block", {"reuse": 12.0}, (0.35, 0.3, 0.4)),
      ("n_experts", {"n_experts": 256}, (-0.042, -0.056, -0.02)),
      ("n_experts", {"n_experts": 8}, (0, 0, 0)),
+     ("n_experts_beyond", {"n_experts": 16}, (0, -0.056, 0.056)),
+     ("n_experts_beyond", {"n_experts": 128}, (0, 0, 0)),
      ("granularity", {"granularity": 8.0}, (-0.059, -0.08, -0.03)),
      ("n_shared_experts", {"n_shared_experts": 4.0}, (0, -0.004, 0.004)),
      ("first_dense", {"dense_first_share": 1 / 3}, (0.014, 0.004, 0.024)),
@@ -417,6 +421,7 @@ def test_rule_e_every_bound_is_of_a_feature_and_every_prior_knows_its_own():
 def test_rule_f_what_loss_does_not_see_is_said_and_has_no_price():
     assert set(unseen(a_model(n_kv_head=1))) == {"benchmarks"}
     assert set(unseen(a_model(local_share=0.5))) == {"recall"}
+    assert unseen(a_model(local_share=1.0, window=4096, context=4096)) == {}
     assert set(unseen(a_model(attention_share=0.0))) == {"recurrence"}
     assert unseen(a_model()) == {}
     deep = a_model(depth=40, n_kv_head=1)
@@ -574,3 +579,28 @@ def test_a_difference_of_designs_has_only_what_they_do_not_share():
     assert any(line.startswith("kv_group +0.012") for line in found.why)
     assert not any(line.startswith(("qk_norm", "d_head", "tying")) for line in found.why)
     assert any("one or two KV heads" in line for line in found.why)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [{"params": 4 * 10**8, "layout": "3:1", "window": 512, "train_context": 4096},
+     {"params": 6 * 10**8, "active": 2 * 10**8, "moe": True, "law": "shape"},
+     {"params": 4 * 10**8, "unique_tokens": 10**9, "law": "shape"}],
+)  # fmt: skip
+def test_the_sweep_prices_a_shape_as_it_is_shown_alone(asked):
+    """Windows by the training context, experts once, repeated tokens for what they are worth."""
+    b = budget(**asked, tokens=10**10)
+    for spec in (TINY_WINDOWS, TINY_EXPERTS):
+        one, column = candidate(spec, b), Costs(vary(spec, n_layer=np.array([spec.n_layer] * 2)), b)
+        assert column.loss == pytest.approx([one.loss_upper] * 2, rel=1e-12)
+        raw = law(b.law).loss(one.features)
+        again = prior_terms(one.features, raw, law(b.law).reference_ratio, law(b.law).form_name)
+        assert one.loss == pytest.approx(raw + again.expected, rel=1e-12)
+        axes = terms(one.features, raw, form=law(b.law).form_name)
+        assert ("window" in axes) == (spec is TINY_WINDOWS)
+        assert ("n_experts" in axes) == (spec is TINY_EXPERTS and b.law != "shape")
+
+
+TINY_WINDOWS = decoder(layer("local", replace(LOCAL, span=Window(512))), layer("global", GLOBAL),
+                       pattern=("local", "local", "local", "global"))  # fmt: skip
+TINY_EXPERTS = decoder(layer("moe", GLOBAL, Experts(128, 4, 512)))

@@ -11,6 +11,7 @@ from scantling.costs.flash import fused_kernels, prefill_fill, tile
 from scantling.costs.kernels.attention import Shape
 from scantling.costs.roofline import wave_waste
 from scantling.hardware import chip
+from scantling.rules.backends import backends
 from scantling.spec import dtype_bytes
 
 
@@ -123,5 +124,6 @@ def rounded_heads(one: Claim) -> Checked:
 
     A convention if widths of the sweep cost what others of it do.
     """
-    numbers = {f"at_{h}": float(round_up(h, 32 if h <= 128 else 64)) for h in one.given["widths"]}
+    flash2 = backends()["flash2"]
+    numbers = {f"at_{h}": float(flash2.rounded(h)) for h in one.given["widths"]}
     return decide("convention", numbers, holds=len(set(numbers.values())) < len(numbers))

@@ -228,6 +228,15 @@ def _n_experts(f: Features, prior: Prior, _: Setting) -> Num | None:
     return log(inside / start) / math.log(2)
 
 
+@amount("n_experts_beyond")
+def _n_experts_beyond(f: Features, prior: Prior, _: Setting) -> Num | None:
+    """Octaves of E outside the measured range."""
+    if f.n_experts is None:
+        return None
+    inside: Num = minimum(maximum(f.n_experts, prior.constants["from"]), prior.constants["to"])
+    return _apart(f.n_experts / inside) / math.log(2)
+
+
 @amount("granularity")
 def _granularity(f: Features, prior: Prior, _: Setting) -> Num | None:
     """log2(G/2)/2 up to one: the measured step from G 2 to 8."""

@@ -2,30 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from msgspec import Struct
 
 from scantling import catalog
 from scantling.arith import round_up
+from scantling.claims import claim
 from scantling.costs.count import solve_width
 from scantling.errors import FieldError, ScantlingError, nearest
-from scantling.laws import bounds, head_width_excess, law
+from scantling.laws import bounds
 from scantling.quantity import Quantity
 from scantling.search.candidate import (
+    DIMENSIONS,
     UNPRICED,
     Candidate,
-    binding,
+    axis_value,
     candidate,
     difference,
     power_of_two,
 )
-from scantling.search.space import HEAD_WIDTHS, TIE_ABOVE, depth_step, limits, split
+from scantling.search.kept import limits_of, priced
+from scantling.search.set_by import SET_BY
+from scantling.search.shape_priors import shape_priors
+from scantling.search.space import (
+    HEAD_WIDTHS,
+    depth_step,
+    limits,
+)
 from scantling.spec import Spec, check, dimensions, divisors, has, read, vary
-from scantling.units import bytes_text, count_text
+from scantling.units import count_text
 
-FIELDS = ("n_layer", "d_model", "n_head", "n_kv_head", "d_head", "d_ff", "vocab_size", "tied")
+FIELDS = (*DIMENSIONS, "tied")
 
 
 UNALIGNED = "rows are not 16-byte aligned, which tensor cores want; no public table prices that"
@@ -46,6 +54,18 @@ class Neighbour(Struct, frozen=True):
     params: int
     """Change of the total."""
     note: str = ""
+    more: dict[str, float] = {}
+    """Relative change of every other objective the budget asks for."""
+    breaks: tuple[str, ...] = ()
+    """Limits of the budget the step would break."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The neighbour as ``explain`` of ``design --json`` has it."""
+        return {
+            "value": self.value, "loss": None if self.loss is None else self.loss.to_json(),
+            "training_days": self.days, "kv_bytes_per_token": self.kv, "decode_s": self.decode,
+            **self.more, "params": self.params, "note": self.note, "breaks": list(self.breaks),
+        }  # fmt: skip
 
 
 class Reason(Struct, frozen=True):
@@ -57,6 +77,16 @@ class Reason(Struct, frozen=True):
     source: str
     neighbours: tuple[Neighbour, ...]
     shared_by: tuple[str, ...]
+    rules: tuple[str, ...] = ()
+    """Rules of thumb about the field, each with its verdict."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The reason as ``explain`` of ``design --json`` has it."""
+        return {
+            "field": self.field, "value": self.value, "set_by": self.set_by, "source": self.source,
+            "neighbours": [n.to_json() for n in self.neighbours], "rules": list(self.rules),
+            "shared_by": list(self.shared_by),
+        }  # fmt: skip
 
     def lines(self) -> list[str]:
         """The reason as lines of text: what set it, the price of each neighbour, who shares it."""
@@ -96,10 +126,48 @@ def explain(c: Candidate, field: str, *, existing: bool = False) -> Reason:
     for other, changes, note in _steps(c, field, value, existing):
         try:
             check(vary(c.spec, **changes))
-            near.append(_neighbour(c, other, changes, note, hold=field not in {"d_ff", *SPARSE}))
+            hold = field not in {"d_ff", *SPARSE}
+            near.append(_neighbour(c, other, changes, note, hold=hold, existing=existing))
         except ScantlingError:
             continue
-    return Reason(field, value, set_by, source, tuple(near), _shared_by(c, field, value))
+    return Reason(field, value, set_by, source, tuple(near), _shared_by(c, field, value),
+                  rules(c, field))  # fmt: skip
+
+
+CLAIMS = {
+    "n_layer": ("hundred", "critical-depth"),
+    "d_model": ("hundred", "width-grows-faster"), "vocab_size": ("vocabulary-root",),
+    "tied": ("tie-below",),
+}  # fmt: skip
+"""The rules of thumb about a field (``scantling claims``)."""
+
+BOUNDS = {
+    "n_kv_head": ("n_kv_head", "kv_group"), "n_head": ("attention_width_ratio",),
+    "d_head": ("d_head",), "d_ff": ("mlp_attention_ratio", "ffn_width_ratio"),
+}  # fmt: skip
+"""The bounds of axes that a field moves along."""
+
+
+def rules(c: Candidate, field: str) -> tuple[str, ...]:
+    """Rules about a field: rules of thumb with their verdict, and bounds where evidence ends."""
+    found = []
+    for name in CLAIMS.get(field, ()):
+        one = claim(name)
+        told = f"{one.statement}: {one.verdict}; {one.right}. {one.found}"
+        found.append(f"{told} [{', '.join(one.sources)}]")
+    for name in BOUNDS.get(field, ()):
+        bound, value = bounds()[name], axis_value(c.dims(), c.features, name)
+        if value is not None:
+            whole = name == "n_kv_head" and value == c.dims()["n_head"]  # each head has its own
+            kept = "kept" if whole or bound.holds(value) else "not kept"
+            found.append(f"{name} {limits(bound.low, bound.high)}: {kept} at {value:.3g}. "
+                         f"{bound.reason} [{', '.join(bound.sources)}]")  # fmt: skip
+    if field in {"n_layer", "d_model"}:
+        found += [
+            f"{one.title}, {one.formula}: {one.verdict}. {one.evidence} [{', '.join(one.sources)}]"
+            for one in shape_priors().values()
+        ]
+    return tuple(found)
 
 
 HF_NAMES = {
@@ -116,7 +184,7 @@ SPARSE = {"n_expert", "top_k", "d_expert", "d_shared"}
 def _is(c: Candidate, field: str, value: Any) -> tuple[str, str]:
     """What the value of an existing model implies."""
     d, f = c.dims(), c.features
-    total = _total(c)
+    total = int(c.counted.total)
     if field == "d_ff":
         text = f"F/D {value / d['d_model']:.3g}"
         if f.mlp_attention_ratio is not None:
@@ -191,8 +259,9 @@ def _steps(
         found.append((round_up(value + 1, 128), {field: round_up(value + 1, 128)}, ""))
     elif field == "tied":
         found.append((not value, {field: not value}, ""))
-    elif field == "top_k":
-        found += [(v, {field: v}, "") for v in (value - 1, value + 1) if v > 0]
+    elif field in {"n_expert", "d_expert", "top_k"}:
+        by = {"n_expert": 8, "d_expert": step, "top_k": 1}[field]
+        found += [(v, {field: v}, "") for v in (value - by, value + by) if v > 0]
     else:  # experts, ranks, windows: half and double
         found += [(v, {field: v}, "") for v in (value // 2, value * 2) if v > 0]
     return found
@@ -213,7 +282,7 @@ def _around(known: list[int] | tuple[int, ...], value: int) -> list[int]:
 
 
 def _neighbour(
-    c: Candidate, value: Any, changes: dict[str, Any], note: str, hold: bool
+    c: Candidate, value: Any, changes: dict[str, Any], note: str, hold: bool, existing: bool
 ) -> Neighbour:
     """Price a neighbour; held at the same total by the FFN width where one can be solved."""
     spec: Spec = vary(c.spec, **changes)
@@ -226,8 +295,21 @@ def _neighbour(
         value, None if UNPRICED & set(changes) else difference(other, c), other.days / c.days - 1,
         other.kv_bytes_per_token / c.kv_bytes_per_token - 1 if c.kv_bytes_per_token else 0.0,
         float(other.decode.value_s / c.decode.value_s) - 1,
-        int(other.counted.total - c.counted.total), note,
+        int(other.counted.total - c.counted.total), note, _others(c, other),
+        () if existing else tuple(one.text() for one in limits_of(other) if not one.kept),
     )  # fmt: skip
+
+
+def _others(c: Candidate, other: Candidate) -> dict[str, float]:
+    """Relative change of the objectives beyond loss, days, KV and time per token."""
+    before = priced(c)
+    names = [name for name in before if name not in SHOWN]
+    after = priced(other) if names else {}
+    return {name: float(after[name] / before[name]) - 1 for name in names if before[name]}
+
+
+SHOWN = ("loss", "training_days", "kv_bytes_per_token", "decode_s")
+"""Objectives that a neighbour has a field of its own for."""
 
 
 def _neighbour_text(n: Neighbour) -> str:
@@ -236,7 +318,8 @@ def _neighbour_text(n: Neighbour) -> str:
     if loss is not None:
         half = ((loss.high or 0) - (loss.low or 0)) / 2
         parts = [f"loss {loss.value:+.4f} ± {half:.4f}"]
-    for name, change in (("days", n.days), ("KV", n.kv), ("ms/token", n.decode)):
+    changed = (("days", n.days), ("KV", n.kv), ("ms/token", n.decode), *n.more.items())
+    for name, change in changed:
         if abs(change) >= 0.0005:
             parts.append(f"{name} {change:+.1%}")
     if abs(n.params) > 1e-4 * 1e9:
@@ -244,7 +327,9 @@ def _neighbour_text(n: Neighbour) -> str:
         parts.append(f"{sign}{count_text(abs(n.params))} parameters")
     shown = {True: "tied", False: "untied"}[n.value] if isinstance(n.value, bool) else n.value
     text = f"{shown} instead: {', '.join(parts)}"
-    return f"{text} ({n.note})" if n.note else text
+    if n.note:
+        text += f" ({n.note})"
+    return f"{text}; breaks {' and '.join(n.breaks)}" if n.breaks else text
 
 
 def _set_by(c: Candidate, field: str, value: Any) -> tuple[str, str]:
@@ -257,89 +342,9 @@ def _set_by(c: Candidate, field: str, value: Any) -> tuple[str, str]:
     return SET_BY[field](c, value)
 
 
-def _depth(c: Candidate, value: int) -> tuple[str, str]:
-    one = law(c.budget.law)
-    text = f"depth against width: D/L {c.features.aspect:.0f}"
-    best = one.facts.constants.get("r0")
-    if best:
-        text += f", where the loss alone would take {best:.0f} and time alone a wider shape"
-    stages = ", ".join(map(str, divisors(value)))
-    return f"{text}; pipeline stages that divide it: {stages}", one.source
-
-
-def _width(c: Candidate, value: int) -> tuple[str, str]:
-    step = power_of_two(value)
-    tiles = "GEMM tiles of 128 are full" if step >= 128 else "GEMM tiles of 128 are cut"
-    text = f"the width that leaves D/L {c.features.aspect:.0f}; a multiple of {step}, so {tiles}"
-    return text, "nvidia-matmul-guide"
-
-
-def _heads(c: Candidate, value: int) -> tuple[str, str]:
-    ratio = c.features.attention_width_ratio
-    text = "attention width" if ratio is None else f"attention width H h/D {ratio:.2f}"
-    over = split(c.budget)
-    if over > 1 and value % over == 0:
-        text += f"; a multiple of {over}, so heads split over a node"
-    return text + _at_bound("attention_width_ratio", ratio), "bian2025"
-
-
-def _kv_heads(c: Candidate, value: int) -> tuple[str, str]:
-    group = c.features.kv_group
-    text = f"KV cache {bytes_text(c.kv_bytes_per_token)} a token"
-    if group is not None:
-        text += f", group {group:g}{_at_bound('kv_group', group)}"
-    return text + _at_bound("n_kv_head", value), "ainslie2023"
-
-
-def _head_width(_: Candidate, value: int) -> tuple[str, str]:
-    excess = float(head_width_excess(value))
-    return (
-        f"head-width excess {excess:.3f} nats at {value}{_at_bound('d_head', value)}",
-        "gadre2024",
-    )
-
-
-def _ffn_width(c: Candidate, _: int) -> tuple[str, str]:
-    b, ratio = c.budget, c.features.mlp_attention_ratio
-    text = f"solved so that the total is {count_text(_total(c))}, in steps of {b.multiple * b.tp}"
-    if ratio is not None:
-        text += f"; MLP/attention {float(ratio):.2f}{_at_bound('mlp_attention_ratio', ratio)}"
-    return text, "bian2025"
-
-
-def _vocabulary(c: Candidate, value: int) -> tuple[str, str]:
-    share = value * c.dims()["d_model"] / _total(c)
-    return f"given; the table is {share:.1%} of the parameters", "you"
-
-
-def _tied(c: Candidate, _: bool) -> tuple[str, str]:
-    if c.budget.tied is not None:
-        return "asked for", "you"
-    share = c.dims()["vocab_size"] * c.dims()["d_model"] / _total(c)
-    return f"table {share:.1%} of the parameters; rule: tie above {TIE_ABOVE:.0%}", "press2017"
-
-
-SET_BY: dict[str, Callable[[Candidate, Any], tuple[str, str]]] = {
-    "n_layer": _depth, "d_model": _width, "n_head": _heads, "n_kv_head": _kv_heads,
-    "d_head": _head_width, "d_ff": _ffn_width, "vocab_size": _vocabulary, "tied": _tied,
-}  # fmt: skip
-
-
-def _total(c: Candidate) -> int:
-    return int(c.counted.total)
-
-
-def _at_bound(axis: str, value: Any) -> str:
-    """What to add where a value lies on the bound of its axis."""
-    one = bounds()[axis]
-    if value is None or not binding(axis, float(value), one.low, one.high):
-        return ""
-    return f"; on the bound of {axis} ({limits(one.low, one.high)}): {one.reason}"
-
-
 def _shared_by(c: Candidate, field: str, value: Any) -> tuple[str, ...]:
     """Up to four known models with the same value, nearest in size first."""
-    total = _total(c)
+    total = int(c.counted.total)
     found = []
     for entry in sorted(catalog.named().values(), key=lambda m: abs(m.parameters - total)):
         spec = catalog.loaded(entry.name).spec
