@@ -39,8 +39,8 @@ def backtest_lines(verdict: Verdict, compared: int) -> list[str]:
     found = [
         f"{c.name}  {shape_text(c)}: {PLACES[verdict.place]}",
         f"  asked: {b.params / 1e9:.3g} B, {b.tokens / 1e12:.3g} T tokens, context "
-        + f"{b.train_context}, vocabulary {b.vocab_size:,}, {b.n_gpu} × {b.chip}; "
-        + f"{compared:,} legal shapes of its blocks",
+        f"{b.train_context}, vocabulary {b.vocab_size:,}, {b.n_gpu} × {b.chip}; "
+        f"{compared:,} legal shapes of its blocks",
     ]
     if verdict.lower is not None:
         found.append(f"  at no higher cost    {gap_text(verdict.lower)}")
