@@ -217,18 +217,30 @@ def _vary(a: Any, given: dict[str, Any]) -> None:
 @given_models
 @click.option("--context", type=CONTEXT, help="Tokens of a sequence.")
 @click.option("--batch", type=COUNT, default=1, help="Sequences.")
+@click.option("--weights", is_flag=True, help="Of two models: what of the first the second can "
+              "load, merge, adapt, distil or draft for.")  # fmt: skip
+@click.option("--dtype", help="With --weights: dtype of the weights, bf16 by default.")
+@click.option("--gpu", help="With --weights: chip that drafting is priced on, h100-sxm by default.")
+@click.option("--accept", type=float, help="With --weights: chance that a guess is right.")
 @assumed
 @as_json
 def compare(
-    models: tuple[str, ...], context: int | None, batch: int, assume: bool, as_json: bool
-) -> int:
-    """Models side by side, growth decomposed.
+    models: tuple[str, ...], context: int | None, batch: int, weights: bool, dtype: str | None,
+    gpu: str | None, accept: float | None, assume: bool, as_json: bool,
+) -> int:  # fmt: skip
+    """Models side by side, growth decomposed; --weights: what one can give the other.
 
-    Example: scantling compare gpt2 gpt2-xl llama-3.1-8b
+    Example: scantling compare llama-3.1-8b llama-3.2-1b --weights
     """
     from scantling.report.compare import compare as side_by_side
 
-    found = side_by_side(*models, context=context, batch=batch, assume=assume)
+    asked = {"dtype": dtype, "gpu": gpu, "accept": accept}
+    own = {name: value for name, value in asked.items() if value is not None}
+    for name, value in own.items():
+        if not weights:
+            raise FieldError(f"--{name}", value, "needs --weights")
+    found = side_by_side(*models, context=context, batch=batch, assume=assume, weights=weights,
+                         **own)  # fmt: skip
     for notes in found["notes"]:
         show_assumed(notes)
     if as_json:
@@ -236,6 +248,11 @@ def compare(
         return 0
     from scantling.report import text
 
+    if weights:
+        from scantling.report.pair_text import print_pair
+
+        print_pair(text.console(), found["weights"])
+        return 0
     text.print_compare(text.console(), found)
     return 0
 
