@@ -17,9 +17,9 @@ import numpy as np
 
 from scantling.search.budget import budget
 from scantling.search.forms import count, forms
-from scantling.search.objectives import objectives
+from scantling.search.objectives import Costs
 from scantling.search.space import space
-from scantling.search.sweep import BATCH, feasibility, price, sweep
+from scantling.search.sweep import BATCH, feasibility, sweep
 from scantling.spec import vary
 
 
@@ -42,8 +42,7 @@ def objectives_of(shapes, b, most):
     for counted in count_once(shapes, b):
         for start in range(0, len(counted.row), BATCH):
             dims = counted.dims(slice(start, start + BATCH))
-            p = price(vary(counted.family.spec, **dims), b)
-            objectives(p.spec, p.features, p.loss, p.kv_bytes_per_token, b)
+            Costs(vary(counted.family.spec, **dims), b).values()
             done += len(dims["n_layer"])
             if done >= most:
                 return done

@@ -31,8 +31,7 @@ from scantling.laws import (
 )
 from scantling.search.budget import budget
 from scantling.search.candidate import candidate, difference
-from scantling.search.objectives import objectives
-from scantling.search.sweep import price
+from scantling.search.objectives import Costs
 from scantling.sources import sources
 from scantling.spec import (
     Block,
@@ -592,13 +591,12 @@ def test_the_sweep_prices_a_shape_as_it_is_shown_alone(asked):
     """Windows by the training context, experts once, repeated tokens for what they are worth."""
     b = budget(**asked, tokens=10**10)
     for spec in (TINY_WINDOWS, TINY_EXPERTS):
-        one, priced = candidate(spec, b), price(spec, b)
-        found = objectives(spec, priced.features, priced.loss, 0, b)
-        assert found["loss"] == pytest.approx(one.loss_upper, rel=1e-12)
-        again = prior_terms(one.features, priced.loss, law(b.law).reference_ratio,
-                            law(b.law).form_name)  # fmt: skip
-        assert one.loss == pytest.approx(priced.loss + again.expected, rel=1e-12)
-        axes = terms(one.features, priced.loss, form=law(b.law).form_name)
+        one, column = candidate(spec, b), Costs(vary(spec, n_layer=np.array([spec.n_layer] * 2)), b)
+        assert column.loss == pytest.approx([one.loss_upper] * 2, rel=1e-12)
+        raw = law(b.law).loss(one.features)
+        again = prior_terms(one.features, raw, law(b.law).reference_ratio, law(b.law).form_name)
+        assert one.loss == pytest.approx(raw + again.expected, rel=1e-12)
+        axes = terms(one.features, raw, form=law(b.law).form_name)
         assert ("window" in axes) == (spec is TINY_WINDOWS)
         assert ("n_experts" in axes) == (spec is TINY_EXPERTS and b.law != "shape")
 

@@ -220,44 +220,87 @@ def load(given: str | Path | dict[str, Any] | Spec, *, assume: bool = False) -> 
         >>> load({"model_type": "gpt2"}).spec.n_layer
         12
     """
+    found = described(given)
+    if found.spec is not None:
+        return Loaded(found.name, found.spec, "spec")
+    if found.catalogued:
+        return loaded(found.name)
+    if found.checkpoint is not None:
+        return _from_checkpoint(found.checkpoint, assume)
+    return _from_config(found.config or {}, found.name, list(found.notes), assume)
+
+
+class Described(Struct, frozen=True):
+    """What was given, before its config is read as a model: it may be no legal one."""
+
+    name: str
+    config: dict[str, Any] | None = None
+    notes: tuple[str, ...] = ()
+    spec: Spec | None = None
+    """A spec that was given as such."""
+    checkpoint: checkpoints.Checkpoint | None = None
+    catalogued: bool = False
+    path: Path | None = None
+    """The file of the config."""
+
+
+def described(given: str | Path | dict[str, Any] | Spec) -> Described:
+    """Find the config that names a model, and leave it unread.
+
+    Args:
+        given: As for ``load``.
+
+    Raises:
+        FieldError: If it is no model, or no JSON object.
+
+    Example:
+        >>> described({"model_type": "gpt2", "n_head": 5}).config["n_head"]
+        5
+    """
     if isinstance(given, Spec):
-        return Loaded("spec", given, "spec")
+        return Described("spec", spec=given)
     if isinstance(given, dict):
-        return _from_config(given, str(given.get("_name_or_path") or "config"), [], assume)
+        return Described(str(given.get("_name_or_path") or "config"), given)
     text = str(given)
     if text == "-":
         config, notes = parse_object(sys.stdin.read(), "standard input")
-        return _from_config(config, "stdin", notes, assume)
+        return Described("stdin", config, tuple(notes))
     path = Path(text)
     if path.is_dir():
         if not (path / "config.json").is_file():
             if any(checkpoints.is_checkpoint(p) for p in path.iterdir()):
-                return _from_checkpoint(checkpoints.load_checkpoint(path), assume)
+                return _of_checkpoint(path)
             raise FieldError("model", text, "is a folder without a config.json or a checkpoint")
         path = path / "config.json"
     if path.is_file():
         if checkpoints.is_checkpoint(path):
-            return _from_checkpoint(checkpoints.load_checkpoint(path), assume)
+            return _of_checkpoint(path)
         config, notes = read_object(path)
         name = path.parent.name if path.name == "config.json" and path.parent.name else path.stem
-        return _from_config(config, name, notes, assume)
+        return Described(name, config, tuple(notes), path=path)
     if path.suffix in {".json", ".safetensors", ".gguf"}:
         raise FieldError("model", text, "does not exist")
-    return _by_name(text, assume)
+    return _by_name(text)
 
 
-def _by_name(text: str, assume: bool) -> Loaded:
+def _of_checkpoint(path: Path) -> Described:
+    found = checkpoints.load_checkpoint(path)
+    return Described(found.name, found.config, tuple(found.notes), checkpoint=found)
+
+
+def _by_name(text: str) -> Described:
     """A name of the catalogue, a hub id, or another spelling of a name."""
     try:
-        return loaded(text)
+        name = loaded(text).name
     except UnknownNameError as error:
         if hub.is_repo_id(text):
             config, notes = hub.fetch_config(text)
-            return _from_config(config, text, notes, assume)
+            return Described(text, config, tuple(notes))
         try:
-            return resolve(text)
+            name = resolve(text).name
         except UnknownNameError:
             raise error from None
+    return Described(name, named()[name].config, catalogued=True)
 
 
 def _from_checkpoint(found: checkpoints.Checkpoint, assume: bool) -> Loaded:

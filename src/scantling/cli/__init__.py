@@ -18,12 +18,14 @@ VERBS = {
     "compare": ("scantling.cli.inspect", "Models side by side, growth decomposed."),
     "plan": ("scantling.cli.plan", "Training: memory, time and the best split over chips."),
     "serve": ("scantling.cli.serve", "Inference: does it fit, how long, how fast, what price."),
+    "lint": ("scantling.cli.lint", "Rules on a shape: illegal, slow, too large, with fixes."),
     "trace": ("scantling.cli.inspect", "The walk of a token through the shapes."),
     "export": ("scantling.cli.export", "Write a model as config of another tool."),
     "validate": ("scantling.cli.validate", "Predictions against public tables: every error."),
     "calibrate": ("scantling.cli.calibrate", "Measure this machine, write a chip file."),
     "models": ("scantling.cli.catalogue", "The named models."),
     "chips": ("scantling.cli.catalogue", "The chips, with sources."),
+    "rules": ("scantling.cli.lint", "The rules of lint, each with its page."),
     "laws": ("scantling.cli.laws", "The laws; fit one to your runs, evaluate one."),
 }
 """Each verb with its module, imported when the verb is used, and its line of help."""

@@ -178,18 +178,18 @@ def claims(names: tuple[str, ...], *, check: bool, as_json: bool) -> int:
 @click.option("--params", required=True, help="Total parameters: 1.7B.")
 @click.option("--layers", type=COUNT, multiple=True, help="A depth; repeat it. The first is the "
               "reference. 27, 12 and 60 by default.")  # fmt: skip
-@click.option("--law", "law_name", default="aspect", help="Law or law file.")
+@click.option("--law", "law_name", help="Law or law file.")
 @hardware
 @as_json
-def depths(params: str, layers: tuple[int, ...], law_name: str, tokens: int | None,
+def depths(params: str, layers: tuple[int, ...], law_name: str | None, tokens: int | None,
            gpus: int | None, gpu: str | None, as_json: bool) -> int:  # fmt: skip
     """What a depth costs at one size: at equal tokens, equal FLOPs and equal wall-clock."""
     from scantling.report.depths import depth_lines, depths_json, price_depths
     from scantling.search.budget import budget
 
-    given: dict[str, Any] = {"n_gpu": gpus, "chip": gpu}
+    given: dict[str, Any] = {"n_gpu": gpus, "chip": gpu, "law": law_name}
     known = {k: v for k, v in given.items() if v is not None}
-    rows = price_depths(budget(params=params, tokens=tokens, law=law_name, **known),
+    rows = price_depths(budget(params=params, tokens=tokens, **known),
                         layers or (27, 12, 60))  # fmt: skip
     if as_json:
         show_json({"schema": 1, "depths": depths_json(rows)})

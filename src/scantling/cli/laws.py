@@ -69,7 +69,7 @@ def listing(names: tuple[str, ...], as_json: bool) -> int:
 @laws.command("fit")
 @runs_argument
 @click.option("--form", default="shape", help="Form to fit: shape, aspect, width-depth, "
-              "body-tokens, size-tokens.")  # fmt: skip
+              "body-tokens, size-tokens, over-training.")  # fmt: skip
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), metavar="LAW.toml",
               help="Write the law file that --law takes.")  # fmt: skip
 @where

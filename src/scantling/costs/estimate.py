@@ -6,6 +6,7 @@ import math
 
 from scantling.arith import Num, round_up
 from scantling.costs.count import flops
+from scantling.costs.serve import Deployment, decode_step
 from scantling.costs.time import total_time
 from scantling.costs.train import Estimate, step_time
 from scantling.hardware import Chip, cluster
@@ -33,12 +34,30 @@ TOKENS_PER_MICRO_BATCH = 32_768
 NODE = 8
 
 
-def training_time(spec: Spec, tokens: float, chip: Chip, n_gpu: int, context: int,
-                  dtype: str = "bf16") -> Estimate:  # fmt: skip
-    """The time to train on so many tokens, split evenly over equal chips.
+def plain_plan(n_gpu: int, context: int, *, tp: int = 1, pp: int = 1, ep: int = 1) -> Plan:
+    """A plan that asks no search: 32,768 tokens a chip and step, whatever the split.
 
-    The plan is the plainest: weights, gradients and states shared by all chips (FSDP), one
-    micro-batch of 32,768 tokens a chip and step. Memory limits and other splits are for ``plan``.
+    Alone it is the plainest: weights, gradients and states shared by all chips (FSDP), one
+    micro-batch a step. With stages or a tensor group, optimizer states are shared by the replicas,
+    and as many micro-batches of one sequence pass as the step's tokens make.
+
+    Example:
+        >>> plain_plan(64, 8192).micro_batch, plain_plan(64, 8192, tp=8, pp=2).n_micro_batch
+        (4, 64)
+    """
+    batch = max(1, TOKENS_PER_MICRO_BATCH // context)
+    if tp * pp == 1:
+        return Plan(dp=n_gpu, zero=3, micro_batch=batch, ep=ep)
+    return Plan(tp=tp, pp=pp, dp=n_gpu // (tp * pp), ep=ep, zero=1, n_micro_batch=batch * tp * pp)
+
+
+def training_time(
+    spec: Spec, tokens: Num, chip: Chip, n_gpu: int, context: int, dtype: str = "bf16",
+    plan: Plan | None = None,
+) -> Estimate:  # fmt: skip
+    """The time to train on so many tokens with a plan: ``plain_plan`` unless given.
+
+    Memory limits and the best of all splits are for ``plan``.
 
     Example:
         >>> from scantling import catalog
@@ -47,12 +66,11 @@ def training_time(spec: Spec, tokens: float, chip: Chip, n_gpu: int, context: in
         >>> 20 < t.value_s / 86400 < 80
         True
     """
-    batch = max(1, TOKENS_PER_MICRO_BATCH // context)
+    how = plain_plan(n_gpu, context) if plan is None else plan
     node = NODE if n_gpu % NODE == 0 else math.gcd(n_gpu, NODE)
-    plan = Plan(dp=n_gpu, zero=3, micro_batch=batch)
     place = cluster(chip, n_gpu, n_gpu if n_gpu < NODE else node)
-    return step_time(spec, plan, Recipe(dtype=dtype), context, place).times(
-        tokens / (plan.global_batch * context)
+    return step_time(spec, how, Recipe(dtype=dtype), context, place).times(
+        tokens / (how.global_batch * context)
     )
 
 
@@ -78,9 +96,10 @@ def reference_mfu(chip: Chip, n_gpu: int, dtype: str = "bf16") -> float:
 
 def decode_time(spec: Spec, chip: Chip, batch: int = 1, context: int = 8192, dtype: str = "bf16",
                 kv_dtype: str = "bf16", n_gpu: int = 1) -> Estimate:  # fmt: skip
-    """The time of one output token at a batch and a context, on one chip.
+    """The time of one output token at a batch and a context, no prefills between.
 
-    With ``n_gpu`` chips the kernels are split evenly; what all-reduces add is not modelled here.
+    What ``serve`` says of it, on one copy of ``n_gpu`` chips (``serving_split``). Where a chip has
+    no rate in 16 bits no engine of ``costs.serve`` runs: kernels one after another, on one chip.
 
     Example:
         >>> from scantling import catalog
@@ -89,11 +108,27 @@ def decode_time(spec: Spec, chip: Chip, batch: int = 1, context: int = 8192, dty
         >>> 0.005 < t.value_s < 0.012
         True
     """
+    if {"bf16", "fp16"} & set(chip.dtypes):
+        tp, pp = serving_split(n_gpu)
+        found = decode_step(spec, chip, Deployment(tp=tp, pp=pp, weights=dtype, cache=kv_dtype),
+                            batch, context)  # fmt: skip
+        return Estimate(found.value, found.low, found.high)
     work = Workload("decode", batch, context, dtype=dtype, kv_dtype=kv_dtype)
-    kernels_s: Num = total_time(operators(spec, work), work, chip).value_s
+    kernels_s: Num = total_time(operators(spec, work), work, chip).value_s / n_gpu
     c = chip.constants.step
-    return Estimate(kernels_s / n_gpu * c.decode, kernels_s / n_gpu * c.decode_low,
-                    kernels_s / n_gpu * c.decode_high)  # fmt: skip
+    return Estimate(kernels_s * c.decode, kernels_s * c.decode_low, kernels_s * c.decode_high)
 
 
-__all__ = ["DAY_S", "Estimate", "decode_time", "reference_mfu", "training_time"]
+def serving_split(n_gpu: int) -> tuple[int, int]:
+    """Tensor group and stages of one copy on so many chips: a group stays inside a node of 8.
+
+    Example:
+        >>> serving_split(4), serving_split(16), serving_split(12)
+        ((4, 1), (8, 2), (4, 3))
+    """
+    tp = n_gpu if n_gpu < NODE else math.gcd(n_gpu, NODE)
+    return tp, n_gpu // tp
+
+
+__all__ = ["DAY_S", "Estimate", "decode_time", "plain_plan", "reference_mfu", "serving_split",
+           "training_time"]  # fmt: skip

@@ -139,7 +139,7 @@ class Serving(Struct, frozen=True):
     cache_bytes: Num
     """Of one sequence at its full length, on one chip."""
     queues: Any
-    """Whether the load is more than the memory holds: the first token waits."""
+    """Whether the load is more than the memory holds."""
 
 
 @functools.cache
@@ -313,6 +313,45 @@ def step_time(w: Demand, c: ServeConstants) -> Num:
     return dense + experts + attention + w.link_s / c.link + beside + host  # type: ignore[no-any-return]
 
 
+def decode_step(
+    spec: Spec, chip: Chip, d: Deployment, batch: Num, context: Num, read: Num = 1.0
+) -> Times:
+    """One decode step, with no prefills between.
+
+    Args:
+        spec: The model, or a column.
+        chip: Where.
+        d: How it is split; a step passes all stages.
+        batch: Sequences, all groups together.
+        context: Tokens of each in the cache.
+        read: Bytes of the weights over those of ``d``'s dtypes.
+
+    Example:
+        >>> from scantling import catalog, hardware
+        >>> spec, one = catalog.model("llama-3.1-8b"), hardware.chip("h100-sxm")
+        >>> found = decode_step(spec, one, Deployment(), 1, 8192)
+        >>> 0.007 < found.low < found.value < found.high < 0.010
+        True
+    """
+    c = serve_constants(chip)
+    w = demand(spec, chip, d, maximum(batch / (d.dp * d.pp), 1), context)
+    w = replace(w, weights_s=w.weights_s * read, experts_s=w.experts_s * read)
+    value, plain = step_time(w, c), step_time(replace(w, narrow=0.0 * w.narrow), c)
+    low, high = _ends(c, routed(spec))
+    return Times(maximum(plain * low, w.lower_s), value, value * high)
+
+
+def routed(spec: Spec) -> bool:
+    """Whether a model has routed experts."""
+    return any(t.experts is not None for op in operators(spec) for t in op.tensors)
+
+
+def _ends(c: ServeConstants, has_experts: bool) -> tuple[float, float]:
+    """Factors to the ends of the interval of a decode step."""
+    ends = (c.experts_low, c.experts_high) if has_experts else (c.decode_low, c.decode_high)
+    return ends[0] ** c.widen, ends[1] ** c.widen
+
+
 class Load(Struct, frozen=True):
     """What a deployment is asked for, taken apart: constants turn it into times (``served``)."""
 
@@ -328,7 +367,7 @@ class Load(Struct, frozen=True):
     queues: Any
     weights_bytes: Num
     cache_bytes: Num
-    routed: Any
+    routed: bool
     """Whether the model has routed experts."""
 
 
@@ -361,7 +400,7 @@ def load(
         bunch=demand(spec, chip, d, bunched, prompt, "prefill"), bunched=bunched,
         prompt=prompt, answer=answer, sequences=sequences, queues=asked > room,
         weights_bytes=weights, cache_bytes=per_sequence,
-        routed=any(t.experts is not None for op in operators(spec) for t in op.tensors),
+        routed=routed(spec),
     )  # fmt: skip
 
 
@@ -401,9 +440,8 @@ def served(w: Load, d: Deployment, c: ServeConstants) -> Serving:
 
         time per token = decode step + (sequences − own) × prefill / answer
 
-    In steady state each of the others is prefilled once while a request's answer is made; what
-    falls into its own wait for the first token does not count. With pp stages a step passes all
-    of them while the other sequences fill the gaps.
+    In steady state each of the others is prefilled once while an answer is made; what falls into
+    its own wait does not count. Through pp stages the other sequences fill the gaps.
 
     What widening costs was measured in experts only. The fast ends of dense weights that are
     widened as they are read are those of weights that are not.
@@ -415,15 +453,14 @@ def served(w: Load, d: Deployment, c: ServeConstants) -> Serving:
     alone: Any = step_time(w.prefill, c)
     first = alone + w.prefill.launches * c.eager_s * d.in_flight
     rate: Any = w.sequences * d.dp / (decode + w.sequences / d.pp * among / w.answer)
-    low: Any = c.decode_low + (c.experts_low - c.decode_low) * w.routed
-    high: Any = c.decode_high + (c.experts_high - c.decode_high) * w.routed
+    low, high = _ends(c, w.routed)
     e = c.widen
     plain: Any = step_time(replace(w.decode, narrow=0.0 * w.decode.narrow), c)
     fast: Any = tpot - decode + plain
     fastest: Any = rate * tpot / fast
     return Serving(
         sequences=w.sequences,
-        tpot_s=Times(maximum(fast * low**e, w.decode.lower_s), tpot, tpot * high**e),
+        tpot_s=Times(maximum(fast * low, w.decode.lower_s), tpot, tpot * high),
         ttft_s=Times(maximum(first * c.first_low**e, w.prefill.lower_s), first,
                      first * c.first_high**e),
         tokens_per_s=Times(rate * c.rate_low**e, rate, fastest * c.rate_high**e),

@@ -30,7 +30,7 @@ class Estimate(Struct, frozen=True):
     low_s: Num
     high_s: Num
 
-    def times(self, factor: float) -> Estimate:
+    def times(self, factor: Num) -> Estimate:
         """The same for another amount of work."""
         return Estimate(self.value_s * factor, self.low_s * factor, self.high_s * factor)
 

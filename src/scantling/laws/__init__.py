@@ -13,6 +13,7 @@ from __future__ import annotations
 from scantling.laws import (  # noqa: F401 - importing a law registers it
     aspect,
     chinchilla,
+    precision,
     routed,
     shape,
     size_laws,

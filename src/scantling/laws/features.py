@@ -67,6 +67,10 @@ class Features(Struct, frozen=True, kw_only=True):
         n_shared_experts: Width of the shared expert over the width of a routed one.
         no_shared_expert: Routed feed-forwards without a shared expert over all that route.
         dense_first_share: Dense layers before the first with experts over all layers.
+        weight_bits: Bits of a weight in training; 16 or more where absent, as with the next three.
+        activation_bits: Bits of an activation in training.
+        kv_bits: Bits of a cached key or value in training.
+        served_bits: Bits that the weights are quantized to after training.
 
     Example:
         >>> f = Features(body=6_979_588_096, total=8_030_261_248, width=4096, depth=32,
@@ -119,6 +123,10 @@ class Features(Struct, frozen=True, kw_only=True):
     n_shared_experts: Num | None = None
     no_shared_expert: Num | None = None
     dense_first_share: Num | None = None
+    weight_bits: Num | None = None
+    activation_bits: Num | None = None
+    kv_bits: Num | None = None
+    served_bits: Num | None = None
 
     @property
     def aspect(self) -> Num:

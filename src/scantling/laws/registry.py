@@ -34,7 +34,8 @@ class Errors(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     - half-width of an absolute loss (90 %) =
       ``interval_base`` (1 + ``interval_growth`` log2 n + ``interval_tokens_growth`` log2 t);
     - half-width of a difference = ``difference_base`` (1 + ``difference_growth`` log2 (n a)),
-      with a the factor by which W/L lies beyond ``difference_aspect``.
+      with a the factor by which W/L lies beyond ``difference_aspect``;
+    - with draws, √(that² + (``scatter_factor`` · their standard deviation)²).
     """
 
     text: str
@@ -48,6 +49,7 @@ class Errors(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     difference_growth: float
     difference_aspect: tuple[float, float]
     difference_text: str
+    scatter_factor: float = 1.645
 
 
 class Facts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -195,24 +197,27 @@ class Law(Struct, frozen=True, kw_only=True):
         return self._widened(e.interval_base * (1 + growth), self.scatter(features))
 
     def scatter(self, features: Features, reference: Features | None = None) -> Num:
-        """Standard deviation over the draws of a loss, or of its difference to a reference.
+        """How far the draws lie from the law: root mean square, of a loss or of a difference.
 
         Zero for a law that carries no draws. What the draws share cancels in a difference.
         """
         draws = self.facts.draws
         if not draws:
             return 0.0
-        values = [self.function(features, one) for one in draws]
-        if reference is not None:
-            pairs = zip(values, draws, strict=True)
-            values = [value - self.function(reference, one) for value, one in pairs]
-        mean = sum(values) / len(values)
-        return square_root(sum((value - mean) * (value - mean) for value in values) / len(values))
+
+        def said(constants: Mapping[str, float]) -> Num:
+            value = self.function(features, constants)
+            return value if reference is None else value - self.function(reference, constants)
+
+        centre = said(self.facts.constants)
+        off = [said(one) - centre for one in draws]
+        return square_root(sum(one * one for one in off) / len(off))
 
     def _widened(self, half: Num, scatter: Num) -> Num:
         if not self.facts.draws:
             return half
-        return square_root(half * half + (NINETY * scatter) * (NINETY * scatter))
+        wide = self.errors.scatter_factor * scatter
+        return square_root(half * half + wide * wide)
 
     def difference(self, features: Features, reference: Features) -> Difference:
         """Loss of one shape minus the loss of a reference at equal tokens, in nats a token.
@@ -225,7 +230,7 @@ class Law(Struct, frozen=True, kw_only=True):
             >>> wide = Features(body=1.699e9, total=2.0e9, width=3072, depth=12, tokens=1e11)
             >>> d = law("aspect").difference(wide, tall)
             >>> f"{d.value:+.3f} {d.low:+.3f} {d.high:+.3f}"
-            '+0.024 +0.014 +0.034'
+            '+0.024 +0.008 +0.040'
         """
         e = self.errors
         value = self.loss(features) - self.loss(reference)
@@ -297,9 +302,6 @@ FITTED_HERE = ("shape", "shape-constant")
 
 FORMS: dict[str, Form] = {}
 """Every form by its name: what a law file may be of, and what ``laws fit`` can fit."""
-
-NINETY = 1.645
-"""Standard deviations that hold 90 % of a normal distribution on both sides of its middle."""
 
 ENTRY_POINTS = "scantling.laws"
 

@@ -8,7 +8,7 @@ import math
 import operator
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -130,14 +130,22 @@ def best_runs(runs: Runs) -> Runs:
     """Of runs of one shape and one number of tokens only that of the lowest loss, in their order.
 
     For sweeps of learning rate and batch, whose worse runs say nothing of the shape.
+    Where some shapes had more tries than others a warning says so: more tries reach lower.
     """
     import numpy as np
 
     tokens = np.round(np.log(runs.features.tokens), 3)
     _, cells = np.unique(np.column_stack([runs.shapes, tokens]), axis=0, return_inverse=True)
     order = np.lexsort((runs.loss, cells.reshape(-1)))
-    _, first = np.unique(cells.reshape(-1)[order], return_index=True)
-    return runs.take(np.sort(order[first]))
+    _, first, tries = np.unique(cells.reshape(-1)[order], return_index=True, return_counts=True)
+    best = runs.take(np.sort(order[first]))
+    if tries.min() == tries.max():
+        return best
+    told = (
+        f"the best of {tries.min()} to {tries.max()} tries: more tries reach lower, --where keeps "
+        "what all shapes have"
+    )
+    return replace(best, warnings=(*best.warnings, told))
 
 
 def read_runs(path: Path, where: Sequence[str] = ()) -> Runs:
@@ -256,7 +264,10 @@ def _mixed(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
         values = {str(row[name]) for row in rows if row.get(name)}
         if 1 < len(values) <= max(8, len(rows) // 4):
             shown = "; ".join(sorted(values)[:3])
-            yield f"the runs mix {len(values)} values of {name} ({shown}): one law fits one recipe"
+            yield (
+                f"the runs mix {len(values)} values of {name} ({shown}): one law fits one recipe, "
+                f"choose with --where '{name}={min(values)}'"
+            )
 
 
 def _rows(path: Path) -> Iterable[dict[str, Any]]:

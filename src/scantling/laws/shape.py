@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from scantling.arith import Num
+from scantling.arith import Num, maximum, minimum
+from scantling.laws.aspect import useful_size
 from scantling.laws.experts import effective_body
 from scantling.laws.features import Features, exp, log
 from scantling.laws.head_width import head_width_excess
@@ -24,6 +25,9 @@ def shape(features: Features, constants: Mapping[str, float]) -> Num:
        of the runs, so it depends on width alone: no vocabulary is bought by it.
                                                        n = (body + share V0 W)/N0
     2. The best width over depth may follow size:      a = ln(W/L) − ln r0 − ν ln n
+       but only over the sizes of the runs, n_low to n_high: beyond them n stands still in a.
+       A slope seen over one decade would make 70 B a model of 300 layers. Refits behind an
+       interval have no such ends, so that it holds the slope going on.
 
     3. A repeated token is worth less than a new one: D is U + U R* (1 − exp(−(D/U − 1)/R*)) with
        U unique tokens, as in ``muennighoff-2023``.
@@ -35,9 +39,12 @@ def shape(features: Features, constants: Mapping[str, float]) -> Num:
 
         L = E + A exp(κ a² − α s) + B exp(δ s − β t) + excess(h)
 
+    with s no larger than is of use at so many tokens (``aspect.useful_size``).
+
     Args:
         features: ``body``, ``tokens``, ``width``, ``depth``, and ``d_head`` where there is one.
-        constants: ``E A alpha kappa r0 nu B beta delta share V0 N0 D0 repeats``.
+        constants: ``E A alpha kappa r0 nu B beta delta share V0 N0 D0 repeats``, and ``n_low``
+            and ``n_high`` of the runs.
 
     Returns:
         Nats a token in the recipe of the runs.
@@ -55,8 +62,11 @@ def shape(features: Features, constants: Mapping[str, float]) -> Num:
     if features.all_body is not None:
         body = effective_body(body, features.all_body)
     s = log((body + c["share"] * c["V0"] * features.width) / c["N0"])
-    a = log(features.width / features.depth) - math.log(c["r0"]) - c["nu"] * s
     t = log(seen_tokens(features, c["repeats"]) / c["D0"])
+    seen = s = useful_size(s, t, c)
+    if "n_low" in c:
+        seen = minimum(maximum(s, math.log(c["n_low"])), math.log(c["n_high"]))
+    a = log(features.width / features.depth) - math.log(c["r0"]) - c["nu"] * seen
     size_term = c["A"] * exp(c["kappa"] * (a * a) - c["alpha"] * s)
     token_term = c["B"] * exp(c["delta"] * s - c["beta"] * t)
     loss = c["E"] + size_term + token_term
@@ -109,6 +119,37 @@ def _of_size(size: Num, features: Features, c: Mapping[str, float]) -> Num:
     tokens = seen_tokens(features, c["repeats"])
     size_term = c["A"] * exp(-c["alpha"] * log(size / c["N0"]))
     return c["E"] + size_term + c["B"] * exp(-c["beta"] * log(tokens / c["D0"]))
+
+
+@form("over-training")
+def over_training(features: Features, constants: Mapping[str, float]) -> Num:
+    """Loss from all parameters and tokens with one exponent, as Gadre et al. fit it.
+
+    Their law in C = 6 N D and M = D/N (``gadre2024``) is Chinchilla's with equal exponents:
+
+        E + (a M^η + b M^−η) C^−η = E + 6^−η (a N^−2η + b D^−2η)
+
+    so that over-training at fixed M moves the loss along parallel lines. In scaled units, with
+    α = 2η: L = E + A (N/N0)^−α + B (D/D0)^−α.
+
+    Args:
+        features: ``total`` and ``tokens``.
+        constants: ``E A alpha B N0 D0 repeats``.
+
+    Returns:
+        Nats a token in the recipe of the runs.
+
+    Example:
+        >>> at = Features(body=3e8, total=3e8, width=1, depth=1, tokens=5e10)
+        >>> c = {"E": 1.7, "A": 0.9, "alpha": 0.3, "B": 0.2, "N0": 3e8, "D0": 5e10,
+        ...      "repeats": 15.4}
+        >>> round(over_training(at, c), 6)
+        2.8
+    """
+    return _of_size(features.total, features, {**constants, "beta": constants["alpha"]})
+
+
+register("gadre-2024")(over_training)
 
 
 @form("width-depth")

@@ -85,8 +85,8 @@ def best_vocabulary(non_vocabulary: float, width: float, multiple: int = 128) ->
 
         V d = 3 145 728 · (N_nv/33 M)^0.8354
 
-    The loss of the same paper is not used: its constants miss the paper's own table of runs by
-    0.58 nats on average, and a refit missed held-out sizes by 0.13.
+    The loss of the same paper (``tao-2024``) is not used: it misses the paper's own table of runs
+    by 0.13 nats, and a refit missed held-out sizes by 0.13.
     The range is what the measured valley was flat in: between 0.63 and 1.13 B, 16 k to 64 k, a
     factor of two to either side, lay within 0.015 to 0.073 nats.
 

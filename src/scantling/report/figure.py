@@ -7,6 +7,7 @@ from typing import Any
 
 from scantling.errors import FieldError
 from scantling.search import Front
+from scantling.search.axis import AxisRow
 from scantling.units import count_text
 
 
@@ -93,6 +94,35 @@ def save_varied(rows: list[dict[str, Any]], path: Path) -> Path:
                 axes.scatter([row["value"]], [y], color="#d95f0e", zorder=3)
         axes.set_title(name, fontsize=9)
         axes.set_xlabel(rows[0]["field"])
+        axes.grid(alpha=0.25)
+    figure.savefig(path)
+    return path
+
+
+def save_axis(rows: tuple[AxisRow, ...], field: str, path: Path) -> Path:
+    """A field across its axis: loss, days, KV and time per token of the choice at each value."""
+    figure = need_matplotlib()(figsize=(11, 2.8), layout="constrained")
+    panels = figure.subplots(1, 4)
+    known = [(r, r.choice) for r in rows if r.choice is not None]
+    series: dict[str, list[tuple[AxisRow, float]]] = {
+        "Δ loss, nats": [(r, r.loss.value) for r, _ in known if r.loss is not None],
+        "training days": [(r, c.days) for r, c in known],
+        "KV per token, KiB": [(r, c.kv_bytes_per_token / 1024) for r, c in known],
+        "ms per token": [(r, float(c.decode.value_s) * 1e3) for r, c in known],
+    }
+    for axes, (name, line) in zip(panels, series.items(), strict=True):
+        axes.plot([int(r.value) for r, _ in line], [y for _, y in line], marker=".",
+                  color="#2c7fb8")  # fmt: skip
+        if name.startswith("Δ"):
+            axes.fill_between([int(r.value) for r, _ in line],
+                              [r.loss.low for r, _ in line if r.loss is not None],
+                              [r.loss.high for r, _ in line if r.loss is not None],
+                              color="#2c7fb8", alpha=0.15, linewidth=0)  # fmt: skip
+        for r, y in line:
+            if r.given:
+                axes.scatter([int(r.value)], [y], color="#d95f0e", zorder=3)
+        axes.set_title(name, fontsize=9)
+        axes.set_xlabel(field)
         axes.grid(alpha=0.25)
     figure.savefig(path)
     return path

@@ -25,9 +25,10 @@ def fit_lines(found: Fit) -> list[str]:
         )
     e = facts.errors
     lines.append(
-        f"an absolute loss of this recipe ±{e.interval_base:.3f} inside the runs, ×"
-        f"{1 + e.interval_growth:.2f} a doubling outside; a difference of equal sizes "
-        f"±{e.difference_base:.3f}"
+        f"90 % interval of a loss of this recipe: ±{e.interval_base:.3f} inside the runs, ×"
+        f"{1 + e.interval_growth:.2f} a doubling outside, and {e.scatter_factor:.2f} times the "
+        f"scatter of the refits; of a difference of equal sizes ±{e.difference_base:.3f} and that "
+        "of their difference"
     )
     for axis, (low, high) in facts.domain.items():
         lines.append(f"  {axis}: {count_text(low)} to {count_text(high)}")

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from scantling.costs.estimate import DAY_S
 from scantling.errors import FieldError
+from scantling.laws import DEFAULT
 from scantling.laws.hyperparameters import advice, batch_tokens
 from scantling.laws.optimum import (
     FACTORS,
@@ -26,7 +27,7 @@ from scantling.search.candidate import counted_json, hf_config
 from scantling.search.spend import Machine, Spent, spend
 from scantling.units import count_text, flops_text
 
-LAWS = ("aspect", "chinchilla-2024")
+LAWS = (DEFAULT, "chinchilla-2024")
 REPEATING = ("shape", "muennighoff-2023")
 """The laws asked unless others are named; with scarce tokens those that see repetition."""
 

@@ -14,8 +14,10 @@ from scantling.search import (
     difference,
     explain_all,
     infeasible,
+    plan_text,
+    planned,
 )
-from scantling.search.candidate import findings
+from scantling.search.candidate import findings, served_text
 from scantling.search.space import limits
 from scantling.units import bytes_text, count_text, flops_text, seconds_text
 
@@ -77,8 +79,8 @@ def print_front(out: Console, front: Front, rows: int = 12) -> None:
         out.print(f"[dim]assumed {text}[/dim]")
     show_table(out, _front_table(front, rows))
     out.print(
-        f"[dim]days on {b.n_gpu} × {b.chip}; ms/token on {b.tp} × {b.chip}, batch {b.serve_batch}, "
-        f"context {b.serve_context:,}; Δ loss against ▶ at equal tokens[/dim]"
+        f"[dim]days on {b.n_gpu} × {b.chip}; ms/token on {served_text(b)}, batch {b.serve_batch}, "
+        f"context {b.serve_context:,}; Δ loss against ▶ at equal {_alike(front)}[/dim]"
     )
     c = front.chosen
     equal = len(front.equal)
@@ -88,6 +90,8 @@ def print_front(out: Console, front: Front, rows: int = 12) -> None:
     out.print(f"[bold]▶ {c.name}[/bold] is {how}.")
     ratios = ", ".join(f"{k} {v:.3g}" for k, v in c.shape().items())
     out.print(f"  {c.counted.total:,} parameters, body {c.counted.body:,}; {ratios}")
+    plan = planned(c.spec, b, float(c.features.tokens))
+    out.print(f"  training {plan_text(plan)}")
     for field, lines in explain_all(c).items():
         value = c.spec.tied if field == "tied" else c.dims()[field]
         out.print(f"  [bold]{field} {value}[/bold]: {escape(lines[0])}")
@@ -97,6 +101,16 @@ def print_front(out: Console, front: Front, rows: int = 12) -> None:
         out.print(f"  [yellow]{finding['code']}[/yellow] {finding['message']}")
     out.print("[dim]" + _honest(front) + "[/dim]")
     _print_axes(out, front)
+
+
+def _alike(front: Front) -> str:
+    """What the shapes of a front are given alike."""
+    b = front.budget
+    if b.alike is None:
+        return "tokens"
+    if b.equal == "flops":
+        return f"FLOPs ({b.alike:.3g})"
+    return f"wall-clock ({b.alike / 86400:.3g} days)"
 
 
 def _front_table(front: Front, rows: int) -> Table:
@@ -158,38 +172,63 @@ def _print_axes(out: Console, front: Front) -> None:
 
 
 def print_infeasible(out: Console, front: Front) -> None:
-    """Why no shape keeps every limit: the limits that bind first, then what each removed."""
+    """Why no shape keeps every limit: what to relax first, then what each limit removed."""
     swept, b = front.swept, front.budget
     out.print(f"[bold]No shape is feasible[/bold] among {swept.considered:,}.")
-    for limit in infeasible(front)["binding"]:
-        amounts = ""
-        if limit["needed"] is not None:
-            amounts = (
-                f": {_amount(limit['limit'], limit['allowed'])} allowed, at least "
-                f"{_amount(limit['limit'], limit['needed'])} needed"
-            )
-        out.print(f"[bold]{limit['limit']}[/bold]{amounts}")
-    for shape in swept.closest[:1]:
+    found = infeasible(front)
+    _print_relaxations(out, found)
+    for shape in found["closest"][:1]:
         table_size = b.vocab_size * shape["d_model"]
         if table_size > b.params:
             out.print(
                 f"The embedding table alone is {b.vocab_size:,} × {shape['d_model']} = "
                 f"{count_text(table_size)} parameters: give a smaller --vocab or more --params."
             )
+    if found["closest"]:
+        out.print("Closest:")
+    for shape in found["closest"]:
+        out.print(f"  {shape['name']}: {count_text(float(shape['total']))} parameters, "
+                  f"{shape['training_days']:.3g} days, {seconds_text(shape['decode_s'])} a token, "
+                  f"{bytes_text(shape['kv_bytes_per_token'])} KV a token")  # fmt: skip
     out.print("Each limit removed, one shape by one or several:")
     for name, count in sorted(swept.removed.items(), key=lambda pair: -pair[1]):
         if count:
             out.print(f"  {count:>14,}  {name}")
 
 
-def _amount(limit: str, value: float) -> str:
+def _print_relaxations(out: Console, found: dict[str, Any]) -> None:
+    """What would make a shape feasible, and which limits bind beside."""
+    alone = [row for row in found["binding"] if row["alone"] and row["option"]]
+    if alone:
+        out.print("One of these alone would make a shape feasible, the other limits kept:")
+    elif found["together"]:
+        out.print("No single limit suffices; the smallest joint change:")
+    for row in alone or found["together"]:
+        out.print(f"  [bold]{row['option']}[/bold] {_relaxed(row)}")
+    if found["size"] is not None:
+        size = count_text(float(found["size"]))
+        out.print(f"Or another size: {size} parameters keep every limit as it is (--params).")
+    for row in found["binding"]:
+        if row not in alone and row not in found["together"]:
+            more = f": {_relaxed(row)}" if row["needed"] is not None else ""
+            out.print(f"[bold]{row['limit']}[/bold]{more}")
+
+
+def _relaxed(row: dict[str, Any]) -> str:
+    """A limit as it is and as it would have to be; in the unit of its option."""
+    return (f"{row['limit']}: {_amount(row['unit'], row['allowed'])} allowed, at least "
+            f"{_amount(row['unit'], row['needed'])} needed")  # fmt: skip
+
+
+def _amount(unit: str, value: float) -> str:
     """An amount of a limit in its unit."""
-    if limit.startswith("KV"):
+    if unit == "bytes":
         return bytes_text(value)
-    if limit == "time per token":
+    if unit == "s":
         return seconds_text(value)
-    unit = {"training days": " days", "GPU-hours": " GPU-hours"}.get(limit, " parameters")
-    return f"{value:,.4g}{unit}" if unit != " parameters" else f"{value:,.0f}{unit}"
+    if unit == "parameters":
+        return f"{value:,.0f} parameters"
+    return f"{value:,.4g} {({'hours': 'GPU-hours', 'money': 'of money'}).get(unit, unit)}"
 
 
 def print_analysis(out: Console, a: Analysis, before: Analysis | None = None) -> None:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from scantling import catalog
-from scantling.costs.count import parameters
+from scantling.costs.count import flops, parameters
+from scantling.costs.estimate import DAY_S
 from scantling.laws import law
-from scantling.search.budget import OBJECTIVES, Budget, Range, budget
+from scantling.search.budget import Budget, Range, budget
 from scantling.search.candidate import (
     Candidate,
     axis_value,
@@ -22,10 +23,17 @@ from scantling.search.candidate import (
     findings,
     to_json,
 )
+from scantling.search.choice import Chosen, choose
 from scantling.search.explain import explain, explain_all, set_by_all
-from scantling.search.front import epsilons, knee, thin
+from scantling.search.infeasible import infeasible
+from scantling.search.shape_priors import narrowed
 from scantling.search.space import Axis, Space, list_legal, space, unpriced
 from scantling.search.sweep import Swept, sweep
+from scantling.search.trail import trail
+from scantling.search.trained import plan_json, plan_text, planned
+
+MANY_SHAPES = 30_000_000
+"""Above this a sweep takes some ten seconds on one core, and ``auto`` takes all of them."""
 
 
 class Front(Struct, frozen=True, kw_only=True):
@@ -38,10 +46,14 @@ class Front(Struct, frozen=True, kw_only=True):
     choice: int
     equal: tuple[int, ...]
     """Candidates whose loss the law cannot tell from the best."""
+    groups: tuple[tuple[int, ...], ...]
+    """Candidates whose losses the law cannot tell apart, best group first, each ranked by cost."""
     equal_within: float
     baselines: tuple[Candidate, ...]
     axes: tuple[Axis, ...]
     seconds: float
+    closest: tuple[Candidate, ...] = ()
+    """The shapes nearest to the limits, where none keeps them all."""
 
     @property
     def feasible(self) -> bool:
@@ -56,7 +68,8 @@ class Front(Struct, frozen=True, kw_only=True):
 
 def design(
     b: Budget | None = None, *, baselines: tuple[str, ...] | None = None,
-    progress: Callable[[int, int], None] | None = None, **limits: Any,
+    progress: Callable[[int, int], None] | None = None, engine: str = "here",
+    workers: int | None = None, **limits: Any,
 ) -> Front:  # fmt: skip
     """Search all shapes of a budget.
 
@@ -64,13 +77,16 @@ def design(
         b: A budget, or give its limits as keywords (see ``Budget``).
         baselines: Models to put beside the front; by default the three nearest known ones.
         progress: Called with (shapes done, shapes in all).
+        engine: Where the sweep runs: ``here``, ``pool`` or ``ray`` (``executor.run``), or ``auto``:
+            a pool where there are so many shapes that it is worth starting.
+        workers: Processes of the engine; all cores unless given.
         **limits: The fields of ``Budget``; params or flops is needed.
 
     Returns:
-        The front with a choice. It is empty when nothing keeps every limit; ``swept.removed``
-        then says how many shapes each limit removed.
+        The front with a choice. It is empty when nothing keeps every limit; ``swept.tally``
+        then says what each limit removed and would have to be (``infeasible``).
 
-    The choice: see ``_choose``; the number of chips does not move it.
+    The choice: see ``choice.choose``; the number of chips does not move it.
 
     Raises:
         FieldError: For contradictory or unreadable limits.
@@ -81,27 +97,69 @@ def design(
         True
     """
     started = time.perf_counter()
-    b = budget(**limits) if b is None else b
+    b = narrowed(budget(**limits) if b is None else b)
     shapes = space(b)
-    done = 0
+    if engine == "auto":
+        engine = "pool" if shapes.size > MANY_SHAPES else "here"
 
-    def report(n: int) -> None:
-        nonlocal done
-        done += n
-        if progress is not None:
-            progress(done, shapes.size)
+    def search(one: Budget) -> Swept:
+        done = 0
 
-    swept = sweep(shapes, b, progress=report)
-    rows, values, choice, within = _choose(swept, shapes, b)
-    found = [_candidate(row, shapes, b) for row in rows]
-    best = values[:, 0].min(initial=math.inf)
-    peers = _baselines(b, baselines)
+        def report(n: int) -> None:
+            nonlocal done
+            done += n
+            if progress is not None:
+                progress(done, shapes.size)
+
+        return sweep(shapes, one, progress=report, engine=engine, workers=workers)
+
+    b = _given_alike(b, shapes, search)
+    swept = search(b)
+    found, within = _choice(swept, shapes, b)
+    rows = tuple(_candidate(row, shapes, b) for row in found.rows)
     return Front(
-        budget=b, swept=swept, candidates=tuple(found), choice=choice,
-        equal=tuple(i for i, loss in enumerate(values[:, 0]) if loss <= best + within),
-        equal_within=within, baselines=tuple(peers), axes=tuple(unpriced(b)),
+        budget=b, swept=swept, candidates=rows, choice=found.at, equal_within=within,
+        equal=tuple(sorted(found.groups[0])) if rows else (), groups=found.groups,
+        baselines=tuple(_baselines(b, baselines)), axes=tuple(unpriced(b)),
+        closest=() if rows else tuple(_candidate(n.row, shapes, b) for n in swept.nearest),
         seconds=time.perf_counter() - started,
     )  # fmt: skip
+
+
+def _given_alike(b: Budget, shapes: Space, search: Callable[[Budget], Swept]) -> Budget:
+    """The budget with what it gives every shape: the time or FLOPs of a limit on them.
+
+    Without such a limit, what the shape takes that is chosen at equal tokens.
+    """
+    days = b.days or (b.gpu_hours and b.gpu_hours / (24 * b.n_gpu))
+    if b.equal == "tokens" or b.alike is not None:
+        return b
+    if b.equal == "wall-clock" and days:
+        return replace(b, alike=days * DAY_S)
+    if b.equal == "flops" and b.flops:
+        return replace(b, alike=float(b.flops))
+    plain = replace(b, equal="tokens")
+    swept = search(plain)
+    if swept.stopped:
+        raise KeyboardInterrupt
+    if not len(swept.rows):
+        return plain
+    found = _choice(swept, shapes, plain)[0]
+    c = _candidate(found.rows[found.at], shapes, plain)
+    if b.equal == "wall-clock":
+        return replace(b, alike=float(c.train.value_s))
+    one = flops(c.spec, 1, b.train_context)
+    return replace(b, alike=float(one.train / one.tokens * b.tokens))
+
+
+def _choice(swept: Swept, shapes: Space, b: Budget) -> tuple[Chosen, float]:
+    """The shapes worth reading and the choice among them, and the error of the law."""
+    if not len(swept.rows):
+        return Chosen(swept.rows, swept.objectives, 0, ()), 0.0
+    best = _candidate(swept.rows[int(swept.objectives[:, 0].argmin())], shapes, b)
+    gap = law(b.law).difference(best.features, best.features)
+    within = (float(gap.high) - float(gap.low)) / 2
+    return choose(swept.rows, swept.objectives, b, within), within
 
 
 def chosen(b: Budget) -> Candidate | None:
@@ -112,12 +170,14 @@ def chosen(b: Budget) -> Candidate | None:
         >>> chosen(b) == design(b, baselines=()).chosen
         True
     """
+    b = narrowed(b)
     shapes = space(b)
+    b = _given_alike(b, shapes, lambda one: sweep(shapes, one))
     swept = sweep(shapes, b)
     if not len(swept.rows):
         return None
-    rows, _, choice, _ = _choose(swept, shapes, b)
-    return _candidate(rows[choice], shapes, b)
+    found = _choice(swept, shapes, b)[0]
+    return _candidate(found.rows[found.at], shapes, b)
 
 
 def _candidate(row: Any, shapes: Space, b: Budget) -> Candidate:
@@ -125,32 +185,6 @@ def _candidate(row: Any, shapes: Space, b: Budget) -> Candidate:
     one = candidate(shapes.spec(row), b)
     assert one.counted.total == int(row[-1]), "the sweep and the operators must agree"
     return one
-
-
-def _choose(swept: Swept, shapes: Space, b: Budget) -> tuple[Any, Any, int, float]:
-    """Rows worth reading with their objectives, the choice among them, and the law's error.
-
-    The choice is made on the whole front, so it does not depend on how the front is thinned or
-    on how many chips there are. Shapes whose loss lies within the law's own error of the best
-    count as equal; among them the knee of loss and all costs is chosen. With weights it is the
-    knee of the whole front, each objective as weighed.
-    """
-    import numpy as np
-
-    rows, values = swept.rows, swept.objectives
-    if not len(rows):
-        return rows, values, 0, 0.0
-    best = _candidate(rows[int(values[:, 0].argmin())], shapes, b)
-    gap = law(b.law).difference(best.features, best.features)
-    within = (float(gap.high) - float(gap.low)) / 2
-    weights = tuple(b.weights.get(name, 0.0 if b.weights else 1.0) for name in OBJECTIVES)
-    pool = np.arange(len(rows))
-    if not b.weights:
-        pool = np.flatnonzero(values[:, 0] <= values[:, 0].min() + within)
-    at = int(pool[knee(values[pool], weights)])
-    kept = np.unique([*thin(values, epsilons(values)), at])
-    order = kept[np.lexsort((values[kept, 1], values[kept, 0]))]
-    return rows[order], values[order], int(np.flatnonzero(order == at)[0]), within
 
 
 def _baselines(b: Budget, names: tuple[str, ...] | None) -> list[Candidate]:
@@ -190,53 +224,32 @@ def front_json(front: Front, *, reasons: bool = True) -> dict[str, Any]:
         "budget": msgspec.to_builtins(b),
         "search": {
             "considered": swept.considered, "evaluated": swept.evaluated,
-            "feasible": swept.feasible,
+            "feasible": swept.feasible, "stopped": swept.stopped,
             "seconds": round(front.seconds, 3),
             "shapes_per_second": round(swept.evaluated / max(front.seconds, 1e-9)),
         },
     }  # fmt: skip
     if not front.feasible:
-        return {**head, "feasible": False, **infeasible(front)}
+        return {**head, "feasible": False, **infeasible(front), "trail": trail(front)}
     reference = front.chosen
     rows = []
     for i, c in enumerate(front.candidates):
         row = to_json(c, reference)
-        row["why"] = explain_all(c) if reasons and i == front.choice else set_by_all(c)
+        chosen = i == front.choice
+        if reasons and chosen:
+            row["train"]["plan"] = plan_json(planned(c.spec, b, float(c.features.tokens)))
+        row["why"] = explain_all(c) if reasons and chosen else set_by_all(c)
         rows.append(row)
     return {
         **head, "feasible": True, "front": rows, "choice": front.choice,
-        "equal": [list(front.equal)], "equal_within_nats": front.equal_within,
-        "unpriced": binding_axes(front),
+        "equal": [list(group) for group in front.groups], "equal_within_nats": front.equal_within,
+        "unpriced": binding_axes(front), "trail": trail(front),
         "baselines": [to_json(c, reference) for c in front.baselines],
     }  # fmt: skip
-
-
-def infeasible(front: Front) -> dict[str, Any]:
-    """Why nothing is feasible: the limits that bind, what each removed, and the closest shapes."""
-    swept, b = front.swept, front.budget
-    allowed = {
-        "training days": b.days, "GPU-hours": b.gpu_hours, "time per token": b.tpot_s,
-        "KV bytes per token": b.kv_bytes_per_token,
-    }  # fmt: skip
-    found = [
-        {"limit": name, "allowed": allowed[name], "needed": least}
-        for name, least in swept.least.items() if least > (allowed[name] or 0)
-    ]  # fmt: skip
-    for name, count in swept.removed.items():
-        if not swept.evaluated and count:
-            found.append({"limit": name, "allowed": None, "needed": None})
-        elif name.startswith("params") and count >= swept.evaluated:
-            needed = swept.closest[0]["total"] if swept.closest else None
-            found.append({"limit": name, "allowed": b.params, "needed": needed})
-    if not swept.considered:
-        axes = ", ".join((*b.fixed, *b.bounded)) or "n_head"
-        what = f"no shape has the axes asked for: {axes}"
-        found.append({"limit": what, "allowed": None, "needed": None})
-    return {"binding": found, "removed": swept.removed, "closest": swept.closest}
 
 
 __all__ = [
     "Budget", "Candidate", "Front", "Range", "binding_axes", "budget", "candidate", "chosen",
     "design", "difference", "explain", "explain_all", "findings", "front_json", "infeasible",
-    "list_legal", "parameters",
+    "list_legal", "parameters", "plan_text", "planned",
 ]  # fmt: skip

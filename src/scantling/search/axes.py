@@ -79,16 +79,22 @@ def limit(b: Budget, name: str) -> Axis:
     if is_given(b, field) or (field in b.bounded and field in {"n_kv_head", "n_layer"}):
         return Axis(name, None, None, f"opened by --fix or --bound {field}", opened=True)
     if name == "active_share":
-        share = (b.active or b.params) / b.params
+        share = passed(b) / b.params
         why = f"what a token passes is {share:.3g} of all; experts are 0.3 to 1 of it: known models"
         return Axis(name, LEAST_ROUTED * share, share, why)
     if b.moe and name in {"expert_width_ratio", "active_width_ratio", "aspect",
                           "attention_width_ratio"}:  # fmt: skip
-        low, high, n = expert_range(b.params, name)
-        return Axis(name, low, high, f"{n} models with experts of this size class since 2023")
+        # what finer experts are worth beyond a billion is inside its own error, so as peers do
+        fine = name == "expert_width_ratio"
+        low, high, n = expert_range(b.params, name, tail=0.25 if fine else 0.1)
+        part = "the middle half" if fine else "all but a tenth at each end"
+        why = f"{part} of {n} models with experts of this size class since 2023"
+        return Axis(name, low, high, why)
     if name == "attention_width_ratio" and b.mixer == "mla":
         low, high, n = expert_range(b.params, "latent_width_ratio")
-        return Axis(name, low, high, f"{n} models with latent attention since 2023")
+        return Axis(
+            name, low, high, f"{n} models with latent attention since 2023, the ends left out"
+        )
     if name in bounds():
         one = bounds()[name]
         return Axis(name, one.low, one.high, one.reason)
@@ -105,6 +111,11 @@ def extrapolated(b: Budget) -> bool:
     """Whether a size lies more than four times beyond the largest the law was fitted to."""
     one = law(b.law)
     return b.params > 4 * one.domain[one.counts][1]
+
+
+def passed(b: Budget) -> int:
+    """Parameters that a token passes: all of a dense model's."""
+    return b.active or b.params
 
 
 def is_given(b: Budget, axis: str) -> bool:
@@ -154,8 +165,9 @@ def keeps(b: Budget, axis: str, column: Any) -> Any:
 
 def depth_step(b: Budget) -> int:
     """Depths are even from a billion parameters up, so that pipeline stages can be equal."""
-    free = not is_given(b, "n_layer") and "n_layer" not in b.bounded
-    step = 2 if free and b.params >= 10**9 else 1
+    asked = "n_layer" in b.bounded and b.prior is None  # a prior narrows, it opens nothing
+    free = not is_given(b, "n_layer") and not asked
+    step = 2 if free and passed(b) >= 10**9 else 1
     return math.lcm(step, b.pp)
 
 
@@ -192,25 +204,26 @@ def widths(b: Budget) -> list[int]:
     """Widths whose layers of about 12 D² parameters, at a D/L in its bounds, meet the budget.
 
     They are multiples of the alignment, and from 8192 up of the power of two at or below D/32,
-    a step of at most 3 %; with experts, which are more to choose from, of D/16.
+    a step of at most 3 %; of D/16 where experts multiply the shapes of grouped heads.
 
     With c D² parameters a layer that a token passes, N = c L D² and L = D/a give
     D = (N a / c)^(1/3); the body may be a third of the total where embeddings are large, so the
     range starts at a third of N.
     """
-    step, passed = b.multiple, b.active or b.params
+    step, size = b.multiple, passed(b)
     least, most = LAYER_COST[b.moe]
     aspect = ASPECT
     if b.moe:
         one = limit(b, "aspect")
         aspect = (one.low or ASPECT[0], one.high or ASPECT[1])  # type: ignore[assignment]
-    low = int((passed / 3 * aspect[0] / most) ** (1 / 3))
-    high = int((passed * aspect[1] / least) ** (1 / 3)) + step
+    low = int((size / 3 * aspect[0] / most) ** (1 / 3))
+    high = int((size * aspect[1] / least) ** (1 / 3)) + step
     if is_given(b, "d_model"):
         return list(values(b, "d_model", ()))
     low, high = span(b, "d_model", max(step, low // step * step), high)
     every = range(round_up(low, step), min(high, WIDEST) + 1, step)
-    return [w for w in every if w % max(step, power_of_two_below(w // (16 if b.moe else 32))) == 0]
+    part = 16 if b.moe and b.mixer != "mla" else 32
+    return [w for w in every if w % max(step, power_of_two_below(w // part)) == 0]
 
 
 def power_of_two_below(value: int) -> int:
@@ -235,7 +248,7 @@ def split(b: Budget) -> int:
         return b.tp
     if is_given(b, "n_head") or is_given(b, "n_kv_head"):
         return 1
-    return 8 if b.params >= 10**9 else 1
+    return 8 if passed(b) >= 10**9 else 1
 
 
 def heads_of(b: Budget, width: int, d_head: int) -> NDArray[np.int64]:

@@ -8,10 +8,15 @@ from typing import Any
 
 from msgspec import Struct
 
+from scantling import catalog
 from scantling.arith import LARGEST
-from scantling.errors import FieldError, nearest
+from scantling.costs.count import parameters
+from scantling.costs.quantize import scheme
+from scantling.costs.runtimes import runtime
+from scantling.errors import FieldError, UnknownNameError, nearest
 from scantling.hardware import Chip, chip
-from scantling.laws import law
+from scantling.laws import DEFAULT, law
+from scantling.search.peers import sparse_like, usual_active, usual_total
 from scantling.search.size import flops_of, size_of
 from scantling.spec.relations import near_divisors
 from scantling.spec.workload import dtype_name, kv_dtype_name
@@ -78,7 +83,14 @@ COUNTS = (
 )  # fmt: skip
 
 OBJECTIVES = ("loss", "training_days", "kv_bytes_per_token", "decode_s")
-"""What a front weighs, all smaller is better."""
+"""What every front weighs, all smaller is better."""
+
+EQUAL = ("tokens", "flops", "wall-clock")
+"""What two shapes may be given alike."""
+
+WEIGHED = (*OBJECTIVES, "ttft_s", "memory_bytes", "kv_bytes", "cost_per_million",
+            "tile_waste")  # fmt: skip
+"""What a user may weigh beside."""
 
 
 class Range(Struct, frozen=True):
@@ -185,9 +197,11 @@ class Budget(Struct, frozen=True, kw_only=True):
     equal: str = "tokens"
     prior: str | None = None
     beat: str | None = None
-    law: str = "aspect"
+    law: str = DEFAULT
     dtype: str = "bf16"
     kv_dtype: str = "bf16"
+    alike: float | None = None
+    """What ``equal`` gives every shape: training FLOPs, or seconds; the search fills it in."""
     assumed: tuple[str, ...] = ()
     """What was filled in, for the report."""
 
@@ -220,61 +234,117 @@ def budget(*, params: float | str | None = None, tokens: float | str | None = No
         None if value is None else parse_count(value, name)
         for name, value in (("params", params), ("tokens", tokens), ("flops", flops))
     )
-    assumed = []
-    one = chip(given.get("chip", "h100-sxm"))
-    n_gpu, dtype = given.get("n_gpu", 8), given.get("dtype", "bf16")
-    days = given.get("days") or (given.get("gpu_hours") or 0) / (24 * max(n_gpu, 1)) or None
-    if size is None and work is None and days is not None:
-        work = flops_of(days, one, n_gpu, dtype)
-        assumed.append(f"flops: {work:.3g}, what {days:.3g} days on {n_gpu} × {one.key} give")
-    if size is None and work is None:
-        raise FieldError(
-            "budget", None, "has no size", "give --params, --flops, --days or --gpu-hours"
-        )
-    passed = given.get("active") or size
-    small = work is not None and work < 10**20 if passed is None else passed < 10**9
+    assumed: list[str] = []
+    given["moe"] = bool(given.get("moe") or given.get("active"))
+    if given.get("beat") is not None:
+        timed = bool(_days(given))
+        size = _rival(given, size, sized=work is not None or timed, assumed=assumed)
+    if size is None and work is None and (_days(given) or given.get("active") is None):
+        work = _flops_of(given, assumed)
+    if size is None and given.get("active") is not None:
+        size = usual_total(given["active"])
+        assumed.append(f"params: {size / 1e9:.3g} B, {AS_KNOWN}")
+    asked = given.get("active") or size
+    small = work is not None and work < 10**20 if asked is None else asked < 10**9
     if "vocab_size" not in given:
         given["vocab_size"] = 50_304 if small else 128_256
         assumed.append(f"vocab: {given['vocab_size']:,}")
     if size is None:
         assert work is not None
-        size, wanted, why = size_of(
-            work, trained, given["vocab_size"], given.get("train_context", 8192),
-            given.get("law", "aspect"), given.get("tied"),
-        )  # fmt: skip
-        assumed.append(f"params: {size / 1e9:.3g} B, {why}")
-        if trained is None:
-            trained = wanted
-            assumed.append(f"tokens: {trained / 1e9:,.3g} B, what the FLOPs leave for it")
-    elif work is not None and trained is not None:
-        cost = 6 * size * trained
+        size, trained = _sized(work, trained, given, assumed)
+    elif given["moe"] and given.get("active") is None:
+        given["active"] = usual_active(size)
+        share = given["active"] / size
+        assumed.append(f"active: {given['active'] / 1e9:.3g} B, {share:.1%}, {AS_KNOWN}")
+    passed = given.get("active") or size
+    if asked is not None and work is not None and trained is not None:
+        cost = 6 * passed * trained
         if not 0.9 < cost / work < 1.1:
             raise FieldError(
                 "flops", f"{work:.3g}", f"contradicts params and tokens: 6 N D is {cost:.3g}",
                 "give two of the three",
             )  # fmt: skip
-    elif trained is None:
-        trained = 20 * size if work is None else max(1, work // (6 * size))
+    if trained is None:
+        trained = 20 * size if work is None else max(1, work // (6 * passed))
         why = "20 per parameter" if work is None else f"{trained / 1e9:,.3g} B, FLOPs / (6 N)"
         assumed.append(f"tokens: {why}")
     assumed += [
         f"{name}: {value}" for name, field, value in DEFAULTS if field not in given
     ]  # fmt: skip
-    _add_kinds(given, size, assumed)
+    _add_window(given, assumed)
     found = Budget(params=size, tokens=trained, flops=work, assumed=tuple(assumed), **given)
     _check(found)
     return found
 
 
-def _add_kinds(given: dict[str, Any], size: int, assumed: list[str]) -> None:
-    """What a kind of model implies: active parameters, the window of local layers."""
-    given["moe"] = bool(given.get("moe") or given.get("active"))
-    if given["moe"] and given.get("active") is None:
-        from scantling.search.peers import usual_active
+def _rival(
+    given: dict[str, Any], size: int | None, *, sized: bool, assumed: list[str]
+) -> int | None:
+    """The size asked for, or that of the model to beat; its vocabulary is that of the budget."""
+    rival = catalog.load(given["beat"])
+    vocabulary = rival.spec.vocab_size
+    if given.setdefault("vocab_size", vocabulary) != vocabulary:
+        rule = f"has a vocabulary of {vocabulary:,}: nats of two vocabularies cannot be compared"
+        raise FieldError("beat", rival.name, rule, f"give --vocab {vocabulary}")
+    if size is not None or sized:
+        return size
+    found = int(parameters(rival.spec).total)
+    assumed.append(f"params: {found / 1e9:.3g} B, as {rival.name}")
+    return found
 
-        given["active"] = usual_active(size)
-        share = given["active"] / size
-        assumed.append(f"active: {given['active'] / 1e9:.3g} B, {share:.1%} as known models have")
+
+AS_KNOWN = "as known models with experts of that size have"
+
+
+def _days(given: dict[str, Any]) -> float:
+    """Days that are given, or GPU-hours as days; 0 where there are none."""
+    hours = given.get("gpu_hours") or 0
+    return float(given.get("days") or hours / (24 * max(given.get("n_gpu", 8), 1)))
+
+
+def _flops_of(given: dict[str, Any], assumed: list[str]) -> int:
+    """Training FLOPs that a time on chips gives, where a budget has no other size.
+
+    Raises:
+        FieldError: If it has no time either.
+    """
+    one = chip(given.get("chip", "h100-sxm"))
+    n_gpu, dtype = given.get("n_gpu", 8), given.get("dtype", "bf16")
+    days = _days(given)
+    if not days:
+        raise FieldError(
+            "budget", None, "has no size", "give --params, --flops, --days or --gpu-hours"
+        )
+    work = flops_of(days, one, n_gpu, dtype)
+    if given["moe"]:
+        active = given.get("active") or int((work / 120) ** 0.5)  # 20 tokens a parameter
+        context = given.get("train_context", 8192)
+        work = flops_of(days, one, n_gpu, dtype, sparse_like(active), context)
+    assumed.append(f"flops: {work:.3g}, what {days:.3g} days on {n_gpu} × {one.key} give")
+    return work
+
+
+def _sized(
+    work: int, trained: int | None, given: dict[str, Any], assumed: list[str]
+) -> tuple[int, int]:
+    """Parameters and tokens for training FLOPs; of experts, the active size and then all."""
+    size, wanted, why = size_of(
+        work, trained, given["vocab_size"], given.get("train_context", 8192),
+        given.get("law", DEFAULT), given.get("tied"),
+    )  # fmt: skip
+    if given["moe"]:
+        given["active"] = size
+        assumed.append(f"active: {size / 1e9:.3g} B, {why}")
+        size, why = usual_total(size), AS_KNOWN
+    assumed.append(f"params: {size / 1e9:.3g} B, {why}")
+    if trained is None:
+        trained = wanted
+        assumed.append(f"tokens: {trained / 1e9:,.3g} B, what the FLOPs leave for it")
+    return size, trained
+
+
+def _add_window(given: dict[str, Any], assumed: list[str]) -> None:
+    """The window of local layers where none is given."""
     local = ratio_of(given.get("layout", "full")) and given.get("mixer", "gqa") == "gqa"
     if local and given.get("window") is None:
         given["window"] = max(WINDOW, given.get("train_context", 8192) // 8)
@@ -338,6 +408,8 @@ def _check(b: Budget) -> None:
     for name in ("vocab_size", "train_context", "serve_context", "serve_batch", "tp", "multiple"):
         if getattr(b, name) > LARGEST:
             raise FieldError(name, f"{getattr(b, name):.3g}", "is beyond every model")
+    if b.equal not in EQUAL:
+        raise UnknownNameError("equal", b.equal, EQUAL)
     if not 0 < b.tolerance < 1:
         raise FieldError("tolerance", b.tolerance, "must lie between 0 and 1")
     _check_weights(b)
@@ -347,13 +419,17 @@ def _check(b: Budget) -> None:
 
 def _check_weights(b: Budget) -> None:
     for name in (*b.weights, *b.lexicographic):
-        if name not in OBJECTIVES:
-            raise FieldError("objective", name, "is not known", f"use {', '.join(OBJECTIVES)}")
+        if name not in WEIGHED:
+            raise FieldError("objective", name, "is not known", f"use {', '.join(WEIGHED)}")
     for name, weight in b.weights.items():
         if weight < 0:
             raise FieldError("objective", f"{name}={weight}", "must not be below 0")
     if b.weights and not any(b.weights.values()):
         raise FieldError("objective", None, "weighs nothing", "give a weight above 0")
+    money = b.cost_per_million is not None or "cost_per_million" in (*b.weights, *b.lexicographic)
+    if money and b.price is None:
+        raise FieldError("cost_per_million", b.cost_per_million, "needs the price of a chip-hour",
+                         "add --price")  # fmt: skip
 
 
 def _check_kinds(b: Budget) -> None:
@@ -371,6 +447,10 @@ def _check_kinds(b: Budget) -> None:
         )
     if not 0 < b.active_tolerance < 1:
         raise FieldError("active_tolerance", b.active_tolerance, "must lie between 0 and 1")
+    if b.runtime is not None:
+        runtime(b.runtime)
+    if b.quant is not None:
+        scheme(b.quant)
     if b.ep > 1 and not b.moe:
         raise FieldError("ep", b.ep, "needs experts", "give active, as in --active 3B")
 

@@ -6,28 +6,26 @@ import functools
 import math
 from typing import Any
 
+import msgspec
 from msgspec import Struct
 
-from scantling.arith import round_up
-from scantling.costs.cache import kv_cache
-from scantling.costs.count import Parameters, parameters
-from scantling.costs.estimate import DAY_S, Estimate, decode_time, training_time
+from scantling.costs.count import Parameters
+from scantling.costs.estimate import DAY_S, Estimate
 from scantling.formats import hf
 from scantling.laws import (
     Features,
     bounds,
     difference_terms,
     law,
-    prior_terms,
     total,
     unseen,
 )
 from scantling.laws.hyperparameters import hyperparameters
 from scantling.quantity import Quantity
 from scantling.search.budget import Budget
-from scantling.search.objectives import measured
+from scantling.search.objectives import Costs, serving, training_plans
 from scantling.search.space import limits
-from scantling.spec import Spec, dimensions, dtype_bytes
+from scantling.spec import Spec, dimensions
 from scantling.units import bytes_text, count_text
 
 DIMENSIONS = ("n_layer", "d_model", "n_head", "n_kv_head", "d_head", "d_ff", "vocab_size")
@@ -60,6 +58,11 @@ class Candidate(Struct, frozen=True, kw_only=True):
         """How many times the size lies beyond what the law was fitted to."""
         return float(law(self.budget.law).extrapolation(self.features))
 
+    @property
+    def costs(self) -> Costs:
+        """What else it costs, each worked out when asked for."""
+        return Costs(self.spec, self.budget, self.counted)
+
     def dims(self) -> dict[str, int]:
         """The dimensions that exist in this model."""
         found = dimensions(self.spec)
@@ -90,20 +93,12 @@ def candidate(spec: Spec, b: Budget, name: str = "") -> Candidate:
         >>> c.counted.total, c.shape()["D/L"]
         (8030261248, 128.0)
     """
-    counted = parameters(spec)
-    f = measured(spec, b, counted)
-    one = law(b.law)
-    raw = one.loss(f)
-    terms = prior_terms(f, raw, one.reference_ratio, one.form_name)
-    chip = b.hardware
+    costs = Costs(spec, b)
     return Candidate(
-        name=name or shape_name(spec), spec=spec, budget=b, counted=counted, features=f,
-        loss=float(raw + terms.expected), loss_upper=float(raw + terms.upper),
-        train=training_time(spec, b.tokens, chip, b.n_gpu, b.train_context, b.dtype),
-        decode=decode_time(spec, chip, b.serve_batch, b.serve_context, b.dtype, b.kv_dtype, b.tp),
-        kv_bytes_per_token=_whole(
-            kv_cache(spec, context=b.serve_context, kv_dtype=b.kv_dtype).bytes_per_token
-        ),
+        name=name or shape_name(spec), spec=spec, budget=b, counted=costs.counted,
+        features=costs.features, loss=float(costs.expected_loss), loss_upper=float(costs.loss),
+        train=costs.training, decode=costs.decode,
+        kv_bytes_per_token=_whole(costs.kv_bytes_per_token),
     )  # fmt: skip
 
 
@@ -122,13 +117,14 @@ def shape_name(spec: Spec) -> str:
 
 
 def difference(a: Candidate, reference: Candidate) -> Quantity:
-    """The loss of one shape minus another's at equal tokens, with its interval.
+    """The loss of one shape minus another's, with its interval: at equal tokens, or as budgeted.
 
     The law's own interval is for unrelated shapes; the closer two shapes are, the more of its
     error they share. ``approx_shared``: the half-width falls in proportion to the distance of
     the shapes in ln width, ln depth and ln body, full from a distance of one on (assumed: the
     law is smooth, nothing measures this). To it come the axes that no law prices, each for what
-    the two do not share (``laws.difference_terms``); half-widths add in quadrature.
+    the two do not share (``laws.difference_terms``); half-widths add in quadrature. At equal
+    wall-clock what the interval of the time is worth in tokens adds too, and is likewise shared.
     """
     one = law(a.budget.law)
     fa, fb = a.features, reference.features
@@ -143,6 +139,7 @@ def difference(a: Candidate, reference: Candidate) -> Quantity:
     axes = difference_terms(fa, fb, mean, one.reference_ratio, one.form_name)
     prior = total(axes)
     value = float(found.value) + float(prior.centre)
+    half = math.hypot(half, (_of_time(a) + _of_time(reference)) / 2 * approx_shared)
     below = math.hypot(half, float(prior.centre - prior.low))
     above = math.hypot(half, float(prior.high - prior.centre))
     why = [f"law {one.name}: {one.title}", f"source {one.source}"]
@@ -155,25 +152,21 @@ def difference(a: Candidate, reference: Candidate) -> Quantity:
                     kind="fitted", why=tuple(why))  # fmt: skip
 
 
+def _of_time(c: Candidate) -> float:
+    """By how much the interval of its time moves the loss of a shape at equal wall-clock."""
+    b, f = c.budget, c.features
+    if b.alike is None or b.equal != "wall-clock":
+        return 0.0
+    ends = (f.tokens * float(c.train.value_s / end) for end in (c.train.low_s, c.train.high_s))
+    more, fewer = (law(b.law).loss(msgspec.structs.replace(f, tokens=n)) for n in ends)
+    return abs(float(fewer - more)) / 2
+
+
 UNPRICED = {
     "vocab_size", "top_k", "n_expert_group", "top_k_group", "kv_rank", "q_rank", "rows",
 }  # fmt: skip
 """Fields whose change the loss does not price: nats of two vocabularies cannot be compared, and
 neither a law nor an ablation sees routing, ranks or learned positions."""
-
-
-def tile_waste(spec: Spec, tile: int = 128) -> float:
-    """Share of extra columns that GEMM tiles of a width compute for nothing, by weight.
-
-    Each product's n is rounded up to the tile; the excess is weighted by n k. An explanation of
-    alignment, not a time: measured waste is smaller (kernels choose among tiles).
-    """
-    from scantling.ops import operators
-
-    work = [(op.n, op.k, op.repeat) for op in operators(spec) if op.kind == "matmul"]
-    useful: Any = sum(n * k * r for n, k, r in work)
-    padded: Any = sum(round_up(int(n), tile) * round_up(int(k), 32) * r for n, k, r in work)
-    return float(padded / useful) - 1
 
 
 def power_of_two(value: int) -> int:
@@ -211,16 +204,13 @@ def findings(c: Candidate) -> list[dict[str, str]]:
             add("LAW-OUTSIDE", "note", "loss",
                 f"{axis} {count_text(float(value))} lies ×{times:.3g} outside the law's range "
                 f"({count_text(low)} to {count_text(high)})")  # fmt: skip
-    chip, b = c.budget.hardware, c.budget
-    needed = float(c.counted.total) * dtype_bytes(b.dtype)
-    if needed > chip.usable_bytes * b.tp:
-        add(
-            "DOES-NOT-FIT",
-            "warning",
-            "decode",
-            f"the weights take {bytes_text(needed)}, {b.tp} × {chip.key} hold "
-            f"{bytes_text(chip.usable_bytes * b.tp)}: the time per token is a lower bound",
-        )
+    s, held = serving(c.budget), c.costs.serving_bytes
+    if held > s.room_bytes:
+        weights = bytes_text(float(c.costs.serving_memory.weights))
+        add("DOES-NOT-FIT", "warning", "decode",
+            f"serving takes up to {bytes_text(float(held))} of a chip ({weights} of weights), an "
+            f"engine may fill {bytes_text(s.room_bytes)} of {s.split.n_gpu} × {s.chip.key}: the "
+            f"time per token is a lower bound")  # fmt: skip
     return found + shape_findings(c.dims(), c.features)
 
 
@@ -289,9 +279,8 @@ def hf_config(spec: Spec) -> dict[str, Any] | None:
 
 def to_json(c: Candidate, reference: Candidate | None = None) -> dict[str, Any]:
     """A candidate by the contract of ``design --json``."""
-    import msgspec
-
     b, one, p = c.budget, law(c.budget.law), c.counted
+    served = serving(b)
     half = float(one.interval(c.features))
     loss = Quantity(
         value=c.loss, low=c.loss - half, high=c.loss + half + c.loss_upper - c.loss,
@@ -311,21 +300,28 @@ def to_json(c: Candidate, reference: Candidate | None = None) -> dict[str, Any]:
         "params": counted_json(p),
         "loss": loss,
         "train": {
+            "tokens": float(c.features.tokens),
             "days": days_quantity(c.train, b).to_json(),
             "gpu_hours": c.days * 24 * b.n_gpu,
+            "cost": None if b.price is None else c.days * 24 * b.n_gpu * b.price,
             "workload": {"tokens": b.tokens, "context": b.train_context, "gpu": b.chip,
                          "gpus": b.n_gpu, "dtype": b.dtype},
         },
         "serve": {
             "kv_bytes_per_token": c.kv_bytes_per_token,
-            "kv_bytes": c.kv_bytes_per_token * b.serve_context * b.serve_batch,
+            "kv_bytes": _whole(c.costs.kv_bytes),
             "tpot_seconds": decode_quantity(c.decode, b).to_json(),
-            "workload": {"context": b.serve_context, "batch": b.serve_batch, "gpu": b.chip,
-                         "gpus": b.tp, "dtype": b.dtype, "kv_dtype": b.kv_dtype},
+            "ttft_seconds": first_token_quantity(c.costs.first_token, b).to_json(),
+            "tokens_per_second": float(c.costs.tokens_per_s),
+            "cost_per_million": None if b.price is None else float(c.costs.cost_per_million),
+            "memory": memory_json(c),
+            "workload": {"context": b.serve_context, "batch": b.serve_batch,
+                         "gpu": served.chip.key, "gpus": served.split.n_gpu,
+                         "dtype": served.numbers.name, "kv_dtype": b.kv_dtype},
         },
         "alignment": {
             "power_of_two": {k: power_of_two(v) for k, v in c.dims().items()},
-            "tile_waste": round(tile_waste(c.spec), 5),
+            "tile_waste": round(float(c.costs.tile_waste), 5),
         },
         "hyperparameters": hyperparameters(float(c.features.body), float(b.tokens)),
         "findings": findings(c),
@@ -345,7 +341,7 @@ def days_quantity(train: Estimate, b: Budget) -> Quantity:
     why = (
         f"operators on {b.chip} × {b.n_gpu}, {b.dtype}: kernels × what a step takes over them",
         "90 %, by what each part was off by in public runs (constants/step.toml)",
-        "weights, gradients and states shared by all (FSDP), no memory limit",
+        plans_text(b),
     )
     return Quantity(
         value=float(train.value_s) / DAY_S,
@@ -357,11 +353,50 @@ def days_quantity(train: Estimate, b: Budget) -> Quantity:
     )
 
 
+def plans_text(b: Budget) -> str:
+    """The plain plan that training is timed with."""
+    plan = training_plans(b)[0]
+    split = f"TP {plan.tp}, PP {plan.pp}, EP {plan.ep}, optimizer states shared (ZeRO 1)"
+    if plan.zero == 3:
+        split = "weights, gradients and states shared by all (FSDP)"
+    if len(training_plans(b)) == 1:
+        return f"{split}, no memory limit"
+    return f"{split}; the fastest in the memory of a few micro-batches, recomputing if it must"
+
+
 def decode_quantity(decode: Estimate, b: Budget) -> Quantity:
     """Seconds per output token with their interval and reasons."""
     why = (
-        f"{b.tp} × {b.chip}, batch {b.serve_batch}, context {b.serve_context}, {b.dtype} weights",
-        "kernels × factor of public serving rows (constants/step.toml)",
+        f"{served_text(b)}, batch {b.serve_batch}, context {b.serve_context}",
+        "a decode step of serve, prefills of others left out (constants/serve.toml)",
     )
-    return Quantity(value=float(decode.value_s), low=float(decode.low_s),
-                    high=float(decode.high_s), unit="s", kind="fitted", why=why)  # fmt: skip
+    return _seconds(decode, why)
+
+
+def first_token_quantity(first: Estimate, b: Budget) -> Quantity:
+    """Seconds to the first token of a prompt as long as the serving context, alone."""
+    why = (f"{served_text(b)}, a prompt of {b.serve_context} tokens, no queue",
+           "a prefill of serve (constants/serve.toml)")  # fmt: skip
+    return _seconds(first, why)
+
+
+def _seconds(e: Estimate, why: tuple[str, ...]) -> Quantity:
+    return Quantity(value=float(e.value_s), low=float(e.low_s), high=float(e.high_s), unit="s",
+                    kind="fitted", why=why)  # fmt: skip
+
+
+def served_text(b: Budget) -> str:
+    """The chips that serve one copy, how it is split over them, and in what numbers."""
+    s = serving(b)
+    split = f" (TP {s.split.tp}, PP {s.split.pp})" if s.split.pp > 1 else ""
+    return f"{s.split.n_gpu} × {s.chip.key}{split}, {s.numbers.name} weights"
+
+
+def memory_json(c: Candidate) -> dict[str, Any]:
+    """What the fullest serving chip holds, and whether that surely fits."""
+    m, room = c.costs.serving_memory, serving(c.budget).room_bytes
+    return {
+        "total_bytes": {"value": float(m.total), "low": float(m.low), "high": float(m.high)},
+        "weights_bytes": float(m.weights), "cache_bytes": float(m.cache), "room_bytes": room,
+        "fits": bool(m.high <= room),
+    }  # fmt: skip

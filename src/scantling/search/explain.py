@@ -12,15 +12,19 @@ from scantling.arith import round_up
 from scantling.costs.count import solve_width
 from scantling.errors import FieldError, ScantlingError, nearest
 from scantling.laws import bounds, head_width_excess, law
+from scantling.laws.claims import claims
 from scantling.quantity import Quantity
 from scantling.search.candidate import (
     UNPRICED,
     Candidate,
+    axis_value,
     binding,
     candidate,
     difference,
     power_of_two,
 )
+from scantling.search.kept import limits_of, priced
+from scantling.search.shape_priors import shape_priors
 from scantling.search.space import HEAD_WIDTHS, TIE_ABOVE, depth_step, limits, split
 from scantling.spec import Spec, check, dimensions, divisors, has, read, vary
 from scantling.units import bytes_text, count_text
@@ -46,6 +50,18 @@ class Neighbour(Struct, frozen=True):
     params: int
     """Change of the total."""
     note: str = ""
+    more: dict[str, float] = {}
+    """Relative change of every other objective the budget asks for."""
+    breaks: tuple[str, ...] = ()
+    """Limits of the budget the step would break."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The neighbour as ``explain`` of ``design --json`` has it."""
+        return {
+            "value": self.value, "loss": None if self.loss is None else self.loss.to_json(),
+            "training_days": self.days, "kv_bytes_per_token": self.kv, "decode_s": self.decode,
+            **self.more, "params": self.params, "note": self.note, "breaks": list(self.breaks),
+        }  # fmt: skip
 
 
 class Reason(Struct, frozen=True):
@@ -57,6 +73,16 @@ class Reason(Struct, frozen=True):
     source: str
     neighbours: tuple[Neighbour, ...]
     shared_by: tuple[str, ...]
+    rules: tuple[str, ...] = ()
+    """Rules of thumb about the field, each with its verdict."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The reason as ``explain`` of ``design --json`` has it."""
+        return {
+            "field": self.field, "value": self.value, "set_by": self.set_by, "source": self.source,
+            "neighbours": [n.to_json() for n in self.neighbours], "rules": list(self.rules),
+            "shared_by": list(self.shared_by),
+        }  # fmt: skip
 
     def lines(self) -> list[str]:
         """The reason as lines of text: what set it, the price of each neighbour, who shares it."""
@@ -96,10 +122,49 @@ def explain(c: Candidate, field: str, *, existing: bool = False) -> Reason:
     for other, changes, note in _steps(c, field, value, existing):
         try:
             check(vary(c.spec, **changes))
-            near.append(_neighbour(c, other, changes, note, hold=field not in {"d_ff", *SPARSE}))
+            hold = field not in {"d_ff", *SPARSE}
+            near.append(_neighbour(c, other, changes, note, hold=hold, existing=existing))
         except ScantlingError:
             continue
-    return Reason(field, value, set_by, source, tuple(near), _shared_by(c, field, value))
+    return Reason(field, value, set_by, source, tuple(near), _shared_by(c, field, value),
+                  rules(c, field))  # fmt: skip
+
+
+CLAIMS = {
+    "n_layer": ("hundred", "critical-depth"),
+    "d_model": ("hundred", "width-grows-faster"), "vocab_size": ("vocabulary-root",),
+    "tied": ("tie-below",),
+}  # fmt: skip
+"""The rules of thumb about a field (``laws claims``)."""
+
+BOUNDS = {
+    "n_kv_head": ("n_kv_head", "kv_group"), "n_head": ("attention_width_ratio",),
+    "d_head": ("d_head",), "d_ff": ("mlp_attention_ratio", "ffn_width_ratio"),
+}  # fmt: skip
+"""The bounds of axes that a field moves along."""
+
+
+def rules(c: Candidate, field: str) -> tuple[str, ...]:
+    """Rules about a field: rules of thumb with their verdict, and bounds where evidence ends."""
+    found = []
+    for name in CLAIMS.get(field, ()):
+        one = claims().get(name)
+        if one is not None:
+            told = f"{one.statement}: {one.verdict}; {one.right}. {one.found}"
+            found.append(f"{told} [{', '.join(one.sources)}]")
+    for name in BOUNDS.get(field, ()):
+        bound, value = bounds()[name], axis_value(c.dims(), c.features, name)
+        if value is not None:
+            whole = name == "n_kv_head" and value == c.dims()["n_head"]  # each head has its own
+            kept = "kept" if whole or bound.holds(value) else "not kept"
+            found.append(f"{name} {limits(bound.low, bound.high)}: {kept} at {value:.3g}. "
+                         f"{bound.reason} [{', '.join(bound.sources)}]")  # fmt: skip
+    if field in {"n_layer", "d_model"}:
+        found += [
+            f"{one.title}, {one.formula}: {one.verdict}. {one.evidence} [{', '.join(one.sources)}]"
+            for one in shape_priors().values()
+        ]
+    return tuple(found)
 
 
 HF_NAMES = {
@@ -213,7 +278,7 @@ def _around(known: list[int] | tuple[int, ...], value: int) -> list[int]:
 
 
 def _neighbour(
-    c: Candidate, value: Any, changes: dict[str, Any], note: str, hold: bool
+    c: Candidate, value: Any, changes: dict[str, Any], note: str, hold: bool, existing: bool
 ) -> Neighbour:
     """Price a neighbour; held at the same total by the FFN width where one can be solved."""
     spec: Spec = vary(c.spec, **changes)
@@ -226,8 +291,21 @@ def _neighbour(
         value, None if UNPRICED & set(changes) else difference(other, c), other.days / c.days - 1,
         other.kv_bytes_per_token / c.kv_bytes_per_token - 1 if c.kv_bytes_per_token else 0.0,
         float(other.decode.value_s / c.decode.value_s) - 1,
-        int(other.counted.total - c.counted.total), note,
+        int(other.counted.total - c.counted.total), note, _others(c, other),
+        () if existing else tuple(one.text() for one in limits_of(other) if not one.kept),
     )  # fmt: skip
+
+
+def _others(c: Candidate, other: Candidate) -> dict[str, float]:
+    """Relative change of the objectives beyond loss, days, KV and time per token."""
+    before = priced(c)
+    names = [name for name in before if name not in SHOWN]
+    after = priced(other) if names else {}
+    return {name: float(after[name] / before[name]) - 1 for name in names if before[name]}
+
+
+SHOWN = ("loss", "training_days", "kv_bytes_per_token", "decode_s")
+"""Objectives that a neighbour has a field of its own for."""
 
 
 def _neighbour_text(n: Neighbour) -> str:
@@ -236,7 +314,8 @@ def _neighbour_text(n: Neighbour) -> str:
     if loss is not None:
         half = ((loss.high or 0) - (loss.low or 0)) / 2
         parts = [f"loss {loss.value:+.4f} ± {half:.4f}"]
-    for name, change in (("days", n.days), ("KV", n.kv), ("ms/token", n.decode)):
+    changed = (("days", n.days), ("KV", n.kv), ("ms/token", n.decode), *n.more.items())
+    for name, change in changed:
         if abs(change) >= 0.0005:
             parts.append(f"{name} {change:+.1%}")
     if abs(n.params) > 1e-4 * 1e9:
@@ -244,7 +323,9 @@ def _neighbour_text(n: Neighbour) -> str:
         parts.append(f"{sign}{count_text(abs(n.params))} parameters")
     shown = {True: "tied", False: "untied"}[n.value] if isinstance(n.value, bool) else n.value
     text = f"{shown} instead: {', '.join(parts)}"
-    return f"{text} ({n.note})" if n.note else text
+    if n.note:
+        text += f" ({n.note})"
+    return f"{text}; breaks {' and '.join(n.breaks)}" if n.breaks else text
 
 
 def _set_by(c: Candidate, field: str, value: Any) -> tuple[str, str]:

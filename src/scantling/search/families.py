@@ -11,8 +11,11 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from scantling.arith import round_up
+from scantling.costs.runtimes import runtime
+from scantling.hardware import chip
 from scantling.search.axes import (
     TIE_ABOVE,
     depths_of,
@@ -22,6 +25,7 @@ from scantling.search.axes import (
     is_given,
     keeps,
     latent_rows,
+    passed,
     split,
     values,
     widths,
@@ -61,6 +65,9 @@ DELTA_HEAD = 128
 HYBRID_RATIOS = (3, 7)
 """State layers to one of attention: 1 in 4 to 1 in 8."""
 
+HEAD_FIELDS = ("n_head", "d_head", "kv_rank", "d_nope", "d_rope", "d_value")
+"""What attention kernels look at."""
+
 
 class Family(Struct, frozen=True):
     """One structure with its rows."""
@@ -94,6 +101,25 @@ class Family(Struct, frozen=True):
             if name not in found:
                 found[name] = width * (times[row] if hasattr(times, "dtype") else times)
         return found
+
+    def some(self, low: int, high: int, skipped: int = 0, left_out: int = 0) -> Family:
+        """The family of some neighbouring rows.
+
+        Args:
+            low: The first row.
+            high: The row before which to end.
+            skipped: Depths of the first row that are left out.
+            left_out: Depths of the last row that are left out.
+        """
+        rows = slice(low, high)
+        first, counts = self.first[rows].copy(), self.counts[rows].copy()
+        first[:1] += skipped
+        counts[:1] -= skipped
+        counts[-1:] -= left_out
+        solved = {name: times[rows] if hasattr(times, "dtype") else times
+                  for name, times in self.solved.items()}  # fmt: skip
+        return replace(self, rows={name: column[rows] for name, column in self.rows.items()},
+                       solved=solved, first=first, counts=counts)  # fmt: skip
 
 
 def families(b: Budget) -> Iterator[Family]:
@@ -171,10 +197,25 @@ def _limits(b: Budget, spec: Spec, rows: dict[str, NDArray[np.int64]]) -> dict[s
     for name, mask in masks(vary(spec, **rows)):
         found[name] = np.broadcast_to(mask, len(rows["n_head"]))
     if b.tied is None:
-        small = rows["d_model"] * spec.vocab_size <= TIE_ABOVE * (b.active or b.params)
+        small = rows["d_model"] * spec.vocab_size <= TIE_ABOVE * passed(b)
         found["tying rule"] = ~small if spec.tied else small
+    if b.runtime is not None:
+        found[f"heads {b.runtime} runs on {b.serve_chip or b.chip}"] = _runs(b, spec, rows)
     for name in {*rows} & {*b.bounded} - {"n_kv_head", "n_head"}:
         found[f"{name} as bounded"] = keeps(b, name, rows[name])
+    return found
+
+
+def _runs(b: Budget, spec: Spec, rows: dict[str, NDArray[np.int64]]) -> NDArray[np.bool_]:
+    """The rows whose heads the runtime takes: asked once for each shape of heads."""
+    import numpy as np
+
+    one, place = runtime(b.runtime or ""), chip(b.serve_chip or b.chip)
+    names = [name for name in HEAD_FIELDS if name in rows]
+    table = np.stack([rows[name] for name in names], axis=1)
+    some, at = np.unique(table, axis=0, return_inverse=True)
+    taken = [one.runs(vary(spec, **dict(zip(names, row, strict=True))), place) for row in some]
+    found: NDArray[np.bool_] = np.array(taken, dtype=bool)[at.ravel()]
     return found
 
 
@@ -210,11 +251,13 @@ def _structures(b: Budget) -> Iterator[Structure]:
 def _sparse(b: Budget, mixer: Any) -> Iterator[Structure]:
     """Experts in every layer without a shared one, and behind dense layers with one.
 
-    These are the two structures runtimes know: Mixtral and Qwen3, DeepSeek and GLM-4.5.
+    These are the structures runtimes know: Mixtral and Qwen3, DeepSeek and GLM-4.5. Dense first
+    layers are one (Kimi K2, GLM-4.5-Air) or three (DeepSeek-V3, GLM-4.5).
     """
     for shared in values(b, "n_shared", (1,) if b.mixer == "mla" else (0, 1)):
         ffn = _experts(shared, groups=shared > 0)
-        for dense in values(b, "n_dense", (min(shared, 1),)):
+        usual = (0,) if not shared else (1, 3) if b.mixer == "mla" else (1,)
+        for dense in values(b, "n_dense", usual):
             if dense:
                 kinds = (_layer("dense", mixer, Dense(1)), _layer("moe", mixer, ffn))
                 yield kinds, (Run(("dense",), dense), Run(("moe",), 1)), shared

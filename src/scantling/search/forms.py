@@ -21,6 +21,7 @@ from msgspec.structs import replace
 from scantling.arith import maximum
 from scantling.costs.cache import kv_cache
 from scantling.costs.count import attention_parameters, mlp_parameters, parameters
+from scantling.costs.quantize import scheme
 from scantling.search.budget import Budget
 from scantling.search.families import Family
 from scantling.spec import Run, Spec, vary
@@ -144,10 +145,17 @@ def count(
 def width_multiple(b: Budget, lead: str) -> int:
     """What a solved width is a multiple of: the alignment on each rank of its split.
 
+    Groups and blocks of a quantisation stay whole on each rank, which the alignment takes in.
+
     Experts that are spread whole over ranks are not cut; those of models below ten billion, some
     hundreds wide, come in half steps.
     """
+    unit = b.multiple
+    if b.quant is not None:
+        one = scheme(b.quant)
+        unit = math.lcm(unit, one.in_unit, one.out_unit, one.out_multiple, one.multiple)
     if lead == "d_ff":
-        return b.multiple * b.tp
-    step = math.gcd(b.multiple, 64) if b.params < 10**10 else b.multiple
-    return step * (1 if b.ep > 1 else b.tp)
+        return unit * b.tp
+    if b.params < 10**10 and b.quant is None:
+        unit = math.gcd(unit, 64)
+    return unit * (1 if b.ep > 1 else b.tp)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
+
+from scantling.search.budget import OBJECTIVES
 
 if TYPE_CHECKING:
     import numpy as np
@@ -44,17 +47,19 @@ def fold(
     return rows[keep], values[keep]
 
 
-def epsilons(values: NDArray[np.float64]) -> tuple[float, ...]:
+def epsilons(values: NDArray[np.float64], names: tuple[str, ...] = OBJECTIVES) -> tuple[float, ...]:
     """The sides of an epsilon box: the defaults, and at most 2 % of an objective's median.
 
     The cap keeps small models apart, whose days and bytes are below the defaults.
     """
     import numpy as np
 
-    medians = np.median(values, axis=0)
+    medians = 0.02 * np.median(values, axis=0)
     return tuple(
-        default if name == "loss" else min(default, 0.02 * float(median))
-        for (name, default), median in zip(EPSILONS.items(), medians, strict=True)
+        EPSILONS[name]
+        if name == "loss"
+        else min(EPSILONS.get(name, math.inf), float(median) or math.inf)
+        for name, median in zip(names, medians, strict=True)
     )
 
 
@@ -77,10 +82,22 @@ def thin(values: NDArray[np.float64], epsilons: tuple[float, ...]) -> NDArray[np
     return kept
 
 
-def knee(values: NDArray[np.float64], weights: tuple[float, ...]) -> int:
-    """The row nearest the ideal point, each objective scaled by its range over the front.
+def nearness(values: NDArray[np.float64], weights: tuple[float, ...]) -> NDArray[np.float64]:
+    """Squared distance of each row from the ideal point, each objective scaled by its range.
 
-    With weights, an objective counts as many times as its weight; distance is Euclidean.
+    With weights, an objective counts as many times as its weight. One that is the same in all
+    rows, but for rounding, counts for nothing.
+    """
+    import numpy as np
+
+    low, high = values.min(axis=0), values.max(axis=0)
+    wide = np.where(high - low > 1e-12 * np.abs(high), high - low, np.inf)
+    found: NDArray[np.float64] = (((values - low) / wide * np.array(weights)) ** 2).sum(axis=1)
+    return found
+
+
+def knee(values: NDArray[np.float64], weights: tuple[float, ...]) -> int:
+    """The row nearest the ideal point (``nearness``).
 
     Example:
         >>> import numpy as np
@@ -89,6 +106,4 @@ def knee(values: NDArray[np.float64], weights: tuple[float, ...]) -> int:
     """
     import numpy as np
 
-    low, high = values.min(axis=0), values.max(axis=0)
-    scaled = (values - low) / np.where(high > low, high - low, 1)
-    return int(np.argmin(((scaled * np.array(weights)) ** 2).sum(axis=1)))
+    return int(np.argmin(nearness(values, weights)))

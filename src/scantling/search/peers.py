@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any
 
 from scantling import catalog
 from scantling.costs import count
-from scantling.spec import dimensions
+from scantling.spec import Spec, dimensions
 
 
 @functools.cache
@@ -47,6 +48,97 @@ def peer_range(total: int, which: str, tail: float = 0.05) -> tuple[float, float
     return _quantile(values, tail), _quantile(values, 1 - tail), len(values)
 
 
+@functools.cache
+def sparse() -> tuple[tuple[int, dict[str, float], str], ...]:
+    """Parameters, ratios and name of models with experts since 2023, each shape once."""
+    found = {}
+    for name, entry in catalog.named().items():
+        if not entry.hub or entry.tuned_from is not None or entry.released < "2023":
+            continue
+        spec = catalog.loaded(name).spec
+        d: dict[str, Any] = dimensions(spec)
+        if "n_expert" not in d:
+            continue
+        width, expert = d["d_model"], d["d_expert"]
+        ratios = {
+            "aspect": width / d["n_layer"], "active_share": d["top_k"] / d["n_expert"],
+            "expert_width_ratio": expert / width,
+            "active_width_ratio": (d["top_k"] * expert + d.get("d_shared", 0)) / width,
+            "active": float(count.parameters(spec).active) / entry.parameters,
+        }  # fmt: skip
+        if "d_head" in d and "n_kv_head" in d:
+            ratios["attention_width_ratio"] = d["n_head"] * d["d_head"] / width
+        elif "d_nope" in d:
+            ratios["attention_width_ratio"] = d["n_head"] * d["d_nope"] / width
+            ratios["latent_width_ratio"] = ratios["attention_width_ratio"]
+        found[tuple(d.items())] = (entry.parameters, ratios, name)
+    return tuple(found.values())
+
+
+def expert_range(total: int, which: str, tail: float = 0.1) -> tuple[float, float, int]:
+    """The range of a ratio among models with experts, and how many those are.
+
+    The class reaches four times up and down, further where it holds fewer than sixteen shapes: many
+    of them are alike.
+
+    Args:
+        total: Parameters with all experts.
+        which: ``aspect`` (D/L), ``active_share`` (k/E), ``expert_width_ratio`` (width of an expert
+            over D), ``active_width_ratio`` (feed-forward width a token passes over D),
+            ``active`` (active over all parameters), ``attention_width_ratio`` (H h/D), or
+            ``latent_width_ratio``, that of latent attention alone.
+        tail: Share of the models left out at each end.
+
+    Example:
+        >>> low, high, n = expert_range(30 * 10**9, "active_share")
+        >>> 0.01 < low < 1 / 16 < high < 0.3, n >= 16
+        (True, True)
+    """
+    reach = 4
+    while True:
+        values = sorted(
+            ratios[which] for size, ratios, _ in sparse()
+            if which in ratios and total / reach <= size <= total * reach
+        )  # fmt: skip
+        if len(values) >= 16 or reach > 10**6:
+            break
+        reach *= 2
+    return _quantile(values, tail), _quantile(values, 1 - tail), len(values)
+
+
+def usual_active(total: int) -> int:
+    """Active parameters of a model with experts of a size: the median share of known ones.
+
+    Example:
+        >>> 0.04 < usual_active(10**11) / 10**11 < 0.2
+        True
+    """
+    share, _, _ = expert_range(total, "active", tail=0.5)
+    return int(total * share)
+
+
+def usual_total(active: int) -> int:
+    """All parameters of a model with experts whose active size is given: ``usual_active`` inverted.
+
+    Example:
+        >>> 20e9 < usual_total(3 * 10**9) < 60e9
+        True
+    """
+    grid = [int(active * 10 ** (step / 20)) for step in range(4, 41)]
+    return min(grid, key=lambda total: abs(math.log(usual_active(total) / active)))
+
+
+def sparse_like(active: int) -> Spec:
+    """The known model with experts nearest to an active size.
+
+    Example:
+        >>> sparse_like(3 * 10**9).read("n_expert") >= 32
+        True
+    """
+    name = min(sparse(), key=lambda one: abs(math.log(one[1]["active"] * one[0] / active)))[2]
+    return catalog.loaded(name).spec
+
+
 def vocabulary_range(total: int, width: int) -> tuple[int, int, int]:
     """The vocabularies of dense models of a size class since 2023, and how many shapes those are.
 
@@ -77,74 +169,6 @@ def vocabulary_range(total: int, width: int) -> tuple[int, int, int]:
     low, high = _quantile(sizes, 0.25), _quantile(sizes, 0.75)
     most = share * total / width
     return int(min(low, most)), int(min(high, most)), len(some)
-
-
-@functools.cache
-def sparse_ratios() -> tuple[tuple[int, dict[str, float]], ...]:
-    """Parameters and ratios of models with experts since 2023, each shape once."""
-    found = {}
-    for name, entry in catalog.named().items():
-        if not entry.hub or entry.tuned_from is not None or entry.released < "2023":
-            continue
-        spec = catalog.loaded(name).spec
-        d: dict[str, Any] = dimensions(spec)
-        if "n_expert" not in d:
-            continue
-        width, expert = d["d_model"], d["d_expert"]
-        ratios = {
-            "aspect": width / d["n_layer"], "active_share": d["top_k"] / d["n_expert"],
-            "expert_width_ratio": expert / width,
-            "active_width_ratio": (d["top_k"] * expert + d.get("d_shared", 0)) / width,
-            "active": float(count.parameters(spec).active) / entry.parameters,
-        }  # fmt: skip
-        if "d_head" in d and "n_kv_head" in d:
-            ratios["attention_width_ratio"] = d["n_head"] * d["d_head"] / width
-        elif "d_nope" in d:
-            ratios["attention_width_ratio"] = d["n_head"] * d["d_nope"] / width
-            ratios["latent_width_ratio"] = ratios["attention_width_ratio"]
-        found[tuple(d.items())] = (entry.parameters, ratios)
-    return tuple(found.values())
-
-
-def expert_range(total: int, which: str, tail: float = 0.1) -> tuple[float, float, int]:
-    """The range of a ratio among models with experts, and how many those are.
-
-    The class reaches four times up and down, further where it holds fewer than eight shapes.
-
-    Args:
-        total: Parameters with all experts.
-        which: ``aspect`` (D/L), ``active_share`` (k/E), ``expert_width_ratio`` (width of an expert
-            over D), ``active_width_ratio`` (feed-forward width a token passes over D),
-            ``active`` (active over all parameters), ``attention_width_ratio`` (H h/D), or
-            ``latent_width_ratio``, that of latent attention alone.
-        tail: Share of the models left out at each end.
-
-    Example:
-        >>> low, high, n = expert_range(30 * 10**9, "active_share")
-        >>> 0.01 < low < 1 / 16 < high < 0.3, n >= 8
-        (True, True)
-    """
-    reach = 4
-    while True:
-        values = sorted(
-            ratios[which] for size, ratios in sparse_ratios()
-            if which in ratios and total / reach <= size <= total * reach
-        )  # fmt: skip
-        if len(values) >= 8 or reach > 10**6:
-            break
-        reach *= 2
-    return _quantile(values, tail), _quantile(values, 1 - tail), len(values)
-
-
-def usual_active(total: int) -> int:
-    """Active parameters of a model with experts of a size: the median share of known ones.
-
-    Example:
-        >>> 0.04 < usual_active(10**11) / 10**11 < 0.2
-        True
-    """
-    share, _, _ = expert_range(total, "active", tail=0.5)
-    return int(total * share)
 
 
 def _quantile(values: list[float], share: float) -> float:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from scantling.costs.estimate import DAY_S, reference_mfu
+from scantling.costs.count import parameters
+from scantling.costs.estimate import DAY_S, reference_mfu, training_time
 from scantling.errors import FieldError
 from scantling.hardware import Chip
 from scantling.laws import Features, law
+from scantling.spec import Spec
 
 REFERENCE_ASPECT = 64
 """D/L of the shape that stands for a size; the law's valley is flat around it."""
@@ -16,12 +18,27 @@ STEPS = 40
 """Sizes tried for a decade of body parameters."""
 
 
-def flops_of(days: float, chip: Chip, n_gpu: int, dtype: str) -> int:
-    """Training FLOPs that so many days on so many chips allow, attention in full.
+def flops_of(
+    days: float, chip: Chip, n_gpu: int, dtype: str, like: Spec | None = None, context: int = 8192
+) -> int:  # fmt: skip
+    """Training FLOPs that so many days on so many chips allow.
 
-    Days × chips × peak × the MFU that a 7B reaches there.
+    Days × chips × peak × a utilisation: attention in full at that of a 7B, or 6 N a token, N what
+    a token passes, at that of a model that is like the one to come. Experts make of it about half.
+
+    Example:
+        >>> from scantling import catalog
+        >>> from scantling.hardware import chip
+        >>> one, sparse = chip("h100-sxm"), catalog.model("qwen3-30b-a3b")
+        >>> flops_of(30, one, 64, "bf16", sparse) < flops_of(30, one, 64, "bf16")
+        True
     """
-    return int(days * DAY_S * n_gpu * chip.rate(dtype) * reference_mfu(chip, n_gpu, dtype))
+    peak = days * DAY_S * n_gpu * chip.rate(dtype)
+    if like is None:
+        return int(peak * reference_mfu(chip, n_gpu, dtype))
+    tokens = 10**9
+    seconds = training_time(like, tokens, chip, n_gpu, context, dtype).value_s
+    return int(peak * 6 * parameters(like).active * tokens / (seconds * n_gpu * chip.rate(dtype)))
 
 
 def size_of(

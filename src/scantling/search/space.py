@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct
 
 from scantling.search.axes import (
+    ASPECT,
     HEAD_WIDTHS,
     TIE_ABOVE,
     Axis,
@@ -93,6 +94,21 @@ class Space(Struct, frozen=True):
         family = self.families[named["structure"]]
         return vary(family.spec, **{name: named[name] for name in family.columns})
 
+    def parts(self, size: int) -> Iterator[Space]:
+        """The space in neighbouring pieces of one family each and of at most so many shapes."""
+        import numpy as np
+
+        none = tuple(family.some(0, 0) for family in self.families)
+        for index, family in enumerate(self.families):
+            ends = np.cumsum(family.counts)
+            total = int(ends[-1]) if len(ends) else 0
+            for start in range(0, total, size):
+                stop = min(start + size, total)
+                low, high = (int(n) for n in np.searchsorted(ends, [start, stop - 1], side="right"))
+                skipped = start - int(ends[low] - family.counts[low])
+                piece = family.some(low, high + 1, skipped, int(ends[high]) - stop)
+                yield Space((*none[:index], piece, *none[index + 1 :]), self.depths)
+
     def chunks(self, size: int = CHUNK) -> Iterator[Part]:
         """All shapes, at most ``size`` at once; their order does not depend on that."""
         import numpy as np
@@ -146,6 +162,6 @@ def list_legal(d_model: int, tp: int = 1, b: Budget | None = None) -> list[dict[
 
 
 __all__ = [
-    "CHUNK", "HEAD_WIDTHS", "TIE_ABOVE", "Axis", "Part", "Space", "depth_step", "limit", "limits",
-    "list_legal", "space", "split", "unpriced",
+    "ASPECT", "CHUNK", "HEAD_WIDTHS", "TIE_ABOVE", "Axis", "Part", "Space", "depth_step", "limit",
+    "limits", "list_legal", "space", "split", "unpriced",
 ]  # fmt: skip

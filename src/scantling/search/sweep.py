@@ -10,36 +10,32 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
-from scantling.costs.cache import kv_cache
-from scantling.costs.count import Parameters, parameters
-from scantling.laws import Features, law
+from scantling.costs.deployment_mask import splits
+from scantling.executor import check, run
 from scantling.laws.features import inside
 from scantling.search.axes import OF_EXPERTS, bounded_axes
-from scantling.search.budget import OBJECTIVES, Budget
+from scantling.search.axes import limits as words
+from scantling.search.budget import Budget
 from scantling.search.forms import Counted, count, forms
 from scantling.search.front import fold
-from scantling.search.objectives import limited, measured, objectives
-from scantling.search.space import CHUNK, Space, limit, limits
+from scantling.search.objectives import Costs, Limit, limits, names
+from scantling.search.space import CHUNK, Space, limit
+from scantling.search.tally import Near, Tally, empty
 from scantling.spec import Spec, vary
+from scantling.spec.plan import Plan
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
 KV_LIMIT = "KV bytes per token"
+"""The one limit on a cost that is known before a shape is priced."""
+PART = 2**20
+"""Shapes of a part, what one job sweeps; fixed, as batches are."""
 BATCH = 8192
 """Shapes priced at once; fixed, so that results do not depend on the size of chunks."""
-
-
-class Priced(Struct, frozen=True):
-    """A column of shapes, counted by operators, with the loss of each."""
-
-    spec: Spec
-    counted: Parameters
-    kv_bytes_per_token: Any
-    features: Features
-    loss: Any
 
 
 class Swept(Struct, frozen=True):
@@ -47,6 +43,7 @@ class Swept(Struct, frozen=True):
 
     rows: NDArray[np.int64]
     objectives: NDArray[np.float64]
+    """A column for each of ``objectives.names``."""
     columns: tuple[str, ...]
     """What the rows say; 0 where a structure has no such dimension."""
     considered: int
@@ -54,19 +51,30 @@ class Swept(Struct, frozen=True):
     evaluated: int
     """Shapes counted."""
     feasible: int
-    removed: dict[str, int]
-    """How many shapes each limit removed; one shape can break several."""
-    least: dict[str, float]
-    """For each limit on a cost, the least that a shape keeping the other limits needs."""
-    closest: list[dict[str, Any]]
+    tally: Tally
+    stopped: bool = False
+    """Whether an interrupt came before the whole space was seen."""
 
+    @property
+    def removed(self) -> dict[str, int]:
+        """How many shapes each limit removed; one shape can break several."""
+        return self.tally.removed
 
-def price(spec: Spec, b: Budget) -> Priced:
-    """Parameters, KV bytes and loss of a column of shapes."""
-    counted = parameters(spec)
-    cache = kv_cache(spec, context=1, kv_dtype=b.kv_dtype).bytes_per_token
-    f = measured(spec, b, counted)
-    return Priced(spec, counted, cache, f, law(b.law).loss(f))
+    @property
+    def least(self) -> dict[str, float]:
+        """For each limit on a cost, the least that a shape keeping the other limits needs."""
+        return self.tally.least
+
+    @property
+    def nearest(self) -> list[Near]:
+        """Where none keeps all: the shapes nearest in costs, else in size alone, else in size."""
+        missed = [] if self.feasible else self.tally.near or self.tally.sized
+        return missed or self.tally.closest
+
+    @property
+    def closest(self) -> list[dict[str, int]]:
+        """Their dimensions."""
+        return [dict(zip(self.columns, one.row, strict=True)) for one in self.nearest]
 
 
 def feasibility(c: Counted, b: Budget) -> dict[str, NDArray[np.bool_]]:
@@ -82,7 +90,7 @@ def feasibility(c: Counted, b: Budget) -> dict[str, NDArray[np.bool_]]:
         value = _ratio(c, name)
         axis = limit(b, name)
         if value is not None and (axis.low is not None or axis.high is not None):
-            found[f"{name} {limits(axis.low, axis.high)}"] = inside(value, axis.low, axis.high)
+            found[f"{name} {words(axis.low, axis.high)}"] = inside(value, axis.low, axis.high)
     for name in c.family.solved:
         if name in b.bounded:
             asked = b.bounded[name]
@@ -107,80 +115,78 @@ def _ratio(c: Counted, name: str) -> Any:
 
 
 def sweep(
-    space: Space, b: Budget, chunk: int = CHUNK, progress: Callable[[int], None] | None = None
-) -> Swept:
+    space: Space, b: Budget, chunk: int = CHUNK, progress: Callable[[int], None] | None = None,
+    *, engine: str = "here", workers: int | None = None,
+) -> Swept:  # fmt: skip
     """Evaluate a whole space and keep the non-dominated shapes.
 
-    Chunks keep memory bounded; the front is folded batch by batch, which gives the same front
-    for any chunk size.
+    Chunks keep memory bounded. The front is folded batch by batch and part by part, which gives
+    the same front for any chunk size and any engine. An interrupt ends the sweep with what it has.
 
     Args:
         space: The shapes.
         b: The budget.
         chunk: Shapes at once.
         progress: Called with the number of shapes done since the last call.
+        engine: What runs the parts (``executor.run``).
+        workers: Of the engine; all cores unless given.
     """
+    whole = _nothing(space, b, empty(space.removed))
+    stopped = False
+    check(engine, workers)
+    engine = engine if space.size > PART else "here"
+    shared = (b, limits(b), chunk)
+    try:
+        for part in run(_part, space.parts(PART), shared=shared, engine=engine, workers=workers):
+            rows, values = fold(whole.rows, whole.objectives, part.rows, part.objectives)
+            whole.tally.merge(part.tally)
+            whole = replace(
+                whole, rows=rows, objectives=values, feasible=whole.feasible + part.feasible,
+                evaluated=whole.evaluated + part.evaluated,
+            )  # fmt: skip
+            if progress is not None:
+                progress(part.evaluated)
+    except KeyboardInterrupt:
+        stopped = True
+    return replace(whole, stopped=stopped)
+
+
+def _nothing(space: Space, b: Budget, tally: Tally) -> Swept:
+    """A sweep of no shapes."""
     import numpy as np
 
     rows = np.empty((0, len(space.columns)), dtype=np.int64)
-    values = np.empty((0, len(OBJECTIVES)))
-    tally = Tally(dict(space.removed), {}, [])
-    feasible = 0
-    for batch in _batches(_kept(space, b, chunk, tally, progress)):
-        new_rows, new_values = _survivors(space, batch, b, tally)
-        feasible += len(new_rows)
-        rows, values = fold(rows, values, new_rows, new_values)
-    closest = [shape for _, shape in tally.closest]
-    return Swept(
-        rows, values, space.columns, space.considered, space.size, feasible, tally.removed,
-        tally.least, closest,
-    )  # fmt: skip
+    values = np.empty((0, len(names(b))))
+    return Swept(rows, values, space.columns, space.considered, 0, 0, tally)
 
 
-class Tally(Struct):
-    """What a sweep keeps count of beside its front."""
-
-    removed: dict[str, int]
-    least: dict[str, float]
-    """Per limit, the least that any shape keeping the limits before it needs."""
-    closest: list[tuple[float, dict[str, Any]]]
-
-    def remove(self, name: str, mask: NDArray[np.bool_]) -> None:
-        """Count the shapes a limit removes."""
-        self.removed[name] = self.removed.get(name, 0) + int(mask.size - np_count(mask))
-
-    def need(self, name: str, values: NDArray[np.float64]) -> None:
-        """Note the least of what a limit bounds."""
-        if len(values):
-            least = float(values.min())
-            self.least[name] = min(self.least.get(name, least), least)
-
-
-def np_count(mask: NDArray[np.bool_]) -> int:
-    """True members of a mask."""
-    import numpy as np
-
-    return int(np.count_nonzero(mask))
+def _part(shared: tuple[Budget, tuple[Limit, ...], int], part: Space) -> Swept:
+    """Evaluate a piece of a space."""
+    b, asked, chunk = shared
+    tally = empty({})
+    whole = _nothing(part, b, tally)
+    for batch in _batches(_kept(part, b, chunk, tally)):
+        whole = _with_survivors(whole, part, b, asked, *batch)
+    return replace(whole, evaluated=part.size)
 
 
 def _kept(
-    space: Space, b: Budget, chunk: int, tally: Tally, progress: Callable[[int], None] | None
+    space: Space, b: Budget, chunk: int, tally: Tally
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """The shapes that keep every cheap limit, family by family and in order."""
     import numpy as np
 
-    found = [forms(family, b.kv_dtype) if len(family.counts) else {} for family in space.families]
-    for part in space.chunks(chunk):
-        family = space.families[part.index]
-        counted = count(family, found[part.index], part.index, part.row, part.depth, b)
+    found = [forms(f, b.kv_dtype) if len(f.counts) else {} for f in space.families]
+    for some in space.chunks(chunk):
+        family = space.families[some.index]
+        counted = count(family, found[some.index], some.index, some.row, some.depth, b)
         masks = feasibility(counted, b)
         for name, mask in masks.items():
             tally.remove(name, mask)
-        _note_closest(tally, counted, masks, b)
-        keep = np.flatnonzero(np.logical_and.reduce(list(masks.values())))
-        yield part.index, counted.dims(keep)
-        if progress is not None:
-            progress(len(part.row))
+        free = {name: mask for name, mask in masks.items() if name != KV_LIMIT}
+        keep = np.flatnonzero(np.logical_and.reduce(list(free.values())))
+        _note_size(tally, counted, free, space, b)
+        yield some.index, counted.dims(keep)
 
 
 def _batches(parts: Iterator[tuple[int, dict[str, Any]]]) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -202,45 +208,74 @@ def _batches(parts: Iterator[tuple[int, dict[str, Any]]]) -> Iterator[tuple[int,
         yield index, held
 
 
-def _survivors(
-    space: Space, batch: tuple[int, dict[str, Any]], b: Budget, tally: Tally
-) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Price the shapes that keep every cheap limit, and drop those that break a dear one."""
+def _with_survivors(
+    so_far: Swept, space: Space, b: Budget, asked: tuple[Limit, ...], index: int,
+    dims: dict[str, Any],
+) -> Swept:  # fmt: skip
+    """Price the shapes that are of the right size and kind, and drop those that cost too much."""
     import numpy as np
 
-    index, dims = batch
     n = len(dims["n_layer"])
     if not n:
-        return np.empty((0, len(space.columns)), np.int64), np.empty((0, len(OBJECTIVES)))
-    p = price(vary(space.families[index].spec, **dims), b)
-    found = objectives(p.spec, p.features, p.loss, p.kv_bytes_per_token, b)
-    slow = np.zeros(n, dtype=bool)
-    for name, value, most in limited(found, b):
-        tally.need(name, value)
-        tally.remove(name, value <= most)
-        slow |= value > most
-    known = {**dims, "structure": index, "total": p.counted.total}
-    columns = [np.broadcast_to(known.get(name, 0), n) for name in space.columns]
-    rows = np.stack(columns, axis=1).astype(np.int64)
-    values = np.stack([np.asarray(found[k], dtype=float) for k in found], axis=1)
-    return rows[~slow], values[~slow]
+        return so_far
+    spec = vary(space.families[index].spec, **dims)
+    if b.quant is not None or b.tp > 1 or b.ep > 1:
+        whole = np.broadcast_to(_sharded(spec, b), n)
+        so_far.tally.remove(f"whole parts at {_split_text(b)}", whole)
+        if not whole.all():
+            dims = {name: column[whole] for name, column in dims.items()}
+            n = int(np.count_nonzero(whole))
+            if not n:
+                return so_far
+            spec = vary(space.families[index].spec, **dims)
+    costs = Costs(spec, b)
+    rows = _rows(space, index, dims, costs.counted.total)
+    kept = so_far.tally.limit(costs, asked, lambda at: tuple(rows[at].tolist()),
+                              counted=KV_LIMIT)  # fmt: skip
+    values = np.stack(
+        [np.broadcast_to(np.asarray(v, dtype=float), n) for v in costs.values().values()], axis=1
+    )
+    rows, values = fold(so_far.rows, so_far.objectives, rows[kept], values[kept])
+    feasible = so_far.feasible + int(np.count_nonzero(kept))
+    return replace(so_far, rows=rows, objectives=values, feasible=feasible)
 
 
-def _note_closest(tally: Tally, c: Counted, masks: dict[str, NDArray[np.bool_]], b: Budget) -> None:
-    """Remember the shapes nearest in size, and the least cache, for when nothing is feasible."""
+def _sharded(spec: Spec, b: Budget) -> Any:
+    """Whether heads, widths, experts, groups and blocks stay whole on each rank."""
+    if b.quant is None and b.tp == 1 and b.ep == 1:
+        return True
+    experts = 1 if b.ep > 1 else None
+    plan = Plan(tp=b.tp, ep=b.ep, expert_tp=experts)
+    return splits(spec, "bf16" if b.quant is None else b.quant, plan)
+
+
+def _split_text(b: Budget) -> str:
+    named = (("tp", b.tp), ("ep", b.ep))
+    parts = [f"{name} {degree}" for name, degree in named if degree > 1]
+    return ", ".join([*parts, *([b.quant] if b.quant else [])])
+
+
+def _rows(space: Space, index: int, dims: dict[str, Any], total: Any) -> NDArray[np.int64]:
+    """Shapes of one family as rows of the columns of a space."""
     import numpy as np
 
-    if KV_LIMIT in masks:
-        others = np.logical_and.reduce([m for name, m in masks.items() if name != KV_LIMIT])
-        tally.need(KV_LIMIT, c.kv[others])
+    known = {**dims, "structure": index, "total": total}
+    columns = [np.broadcast_to(known.get(name, 0), len(total)) for name in space.columns]
+    return np.stack(columns, axis=1).astype(np.int64)
+
+
+def _note_size(
+    tally: Tally, c: Counted, masks: dict[str, NDArray[np.bool_]], space: Space, b: Budget
+) -> None:
+    """Remember the shapes nearest in size, for when nothing is feasible."""
+    import numpy as np
+
+    broken = tally.alone(masks)
+    size = next(mask for name, mask in masks.items() if name.startswith("params"))
+
+    def row(at: int) -> tuple[int, ...]:
+        one = np.array([at])
+        return tuple(_rows(space, c.index, c.dims(one), c.total[one])[0].tolist())
+
     distance = np.abs(c.total / b.params - 1)
-    most = np.partition(distance, 2)[2] if len(distance) > 2 else np.inf
-    if len(tally.closest) == 3 and most >= tally.closest[-1][0]:
-        most = np.nextafter(tally.closest[-1][0], 0)
-    near = np.flatnonzero(distance <= most)
-    for at in near[np.argsort(distance[near], kind="stable")[:3]]:
-        shape = {name: int(v[0]) for name, v in c.dims(np.array([at])).items()}
-        shape["total"] = int(c.total[at])
-        tally.closest.append((float(distance[at]), {**shape, "tied": c.family.spec.tied}))
-    tally.closest.sort(key=lambda pair: pair[0])
-    del tally.closest[3:]
+    tally.off_size(distance, ~size & (broken == 1), row)

@@ -56,8 +56,8 @@ def read(config: dict[str, Any], *, assume: bool = False) -> Imported:
         >>> read(config).spec.d_ff
         14336
     """
-    config, name = _text_part(config)
-    config = _one_original(_classic_rope(config))
+    config, name = text_part(config)
+    config = one_original(classic_rope(config))
     if name in model_types():
         return _read(config, model_type(name), [])
     try:
@@ -116,7 +116,7 @@ def _read(config: dict[str, Any], kind: ModelType, notes: list[str]) -> Imported
             values[key] = default
             missing.append((key, default))
             continue
-        values[key] = _value(found[0], kinds()[key], config[found[0]], notes)
+        values[key] = value_of(found[0], kinds()[key], config[found[0]], notes)
         if kinds()[key] in {"names", "words", "pattern"} and values[key] is not None:
             _check_words(found[0], values[key], words_of(kind, key))
         for other in found[1:]:
@@ -181,7 +181,7 @@ def _with_bound(error: FieldError, config: dict[str, Any]) -> FieldError:
     )
 
 
-def _text_part(config: dict[str, Any]) -> tuple[dict[str, Any], str]:
+def text_part(config: dict[str, Any]) -> tuple[dict[str, Any], str]:
     """The text part of a multimodal config, and the name of its model type.
 
     A wrapper nobody has seen is read by the type of its text part.
@@ -224,7 +224,7 @@ def _type_of_architecture(architectures: object) -> str:
     )
 
 
-def _classic_rope(config: dict[str, Any]) -> dict[str, Any]:
+def classic_rope(config: dict[str, Any]) -> dict[str, Any]:
     """The rotary keys in one spelling: ``rope_theta``, ``rope_scaling``, ``rope_local_base_freq``.
 
     transformers 5 nests them in ``rope_parameters``, by layer type in Gemma 3.
@@ -258,7 +258,7 @@ def _classic_rope(config: dict[str, Any]) -> dict[str, Any]:
     return flat
 
 
-def _one_original(config: dict[str, Any]) -> dict[str, Any]:
+def one_original(config: dict[str, Any]) -> dict[str, Any]:
     """The length before a context extension where the extension is.
 
     Phi-3 and others write it beside; transformers then takes it before that of the extension.
@@ -275,7 +275,7 @@ def _one_original(config: dict[str, Any]) -> dict[str, Any]:
     return {**rest, "rope_scaling": {**settings, key: original}}
 
 
-def _value(key: str, kind: str, value: object, notes: list[str]) -> Any:
+def value_of(key: str, kind: str, value: object, notes: list[str]) -> Any:
     """One config value, checked against what its key holds."""
     if value is None or (kind == "auto" and value == "auto"):
         return None

@@ -49,7 +49,7 @@ def write(spec: Spec, like: str | None = None) -> dict[str, Any]:
         fields = described[kind.assemble]
         if fields is None or kind.text is not None:
             continue
-        config = _write_as(kind, fields)
+        config = write_as(kind, fields)
         try:
             if config is not None and read(config).spec == spec:
                 return config
@@ -75,7 +75,8 @@ def _is_other(kind: ModelType, described: dict[str, Any]) -> bool:
     return sparse != has
 
 
-def _write_as(kind: ModelType, fields: Any) -> dict[str, Any] | None:
+def write_as(kind: ModelType, fields: Any) -> dict[str, Any] | None:
+    """The config of one model type that neutral fields are written as; None where it has none."""
     neutral = msgspec.to_builtins(fields)
     config: dict[str, Any] = {"architectures": [kind.architecture], "model_type": kind.name}
     for key, default in kind.keys.items():

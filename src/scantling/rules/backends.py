@@ -1,0 +1,123 @@
+"""Kernels of attention by engine and chip, and which of them take a head (data, with versions)."""
+
+from __future__ import annotations
+
+import functools
+from typing import Literal, NamedTuple
+
+import msgspec
+from msgspec import Struct
+
+from scantling.costs.flash import takes
+from scantling.hardware import Chip
+from scantling.rules.subject import Subject
+from scantling.sources import read_data
+
+
+class Backend(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A kernel of attention as an engine has it.
+
+    Args:
+        name: ``flashinfer``.
+        title: Its name and version.
+        sources: Keys of the bibliography.
+        like: A kernel of ``costs.flash`` whose rule holds here.
+        vendors: Whose chips it runs on.
+        capabilities: NVIDIA's compute capabilities, the first and the last.
+        least: The narrowest head.
+        multiple: Heads are multiples of it up to ``most``; None takes ``pairs`` alone.
+        most: The widest.
+        pairs: (key, value) widths taken beside.
+        uneven: Whether values may be of another width than keys.
+        rounds: Widths that work is rounded up to.
+        groups: Query heads to a KV head that its fast decoding takes; none is all.
+        power_of_two_groups: Whether these must be powers of two.
+        general: Whether any engine may take it, so that it stands where none is named.
+        slow: Whether it is what is left where no faster one takes a head.
+    """
+
+    name: str
+    title: str
+    sources: tuple[str, ...]
+    like: str | None = None
+    vendors: tuple[str, ...] = ("NVIDIA",)
+    capabilities: tuple[float, float] = (0.0, 99.0)
+    least: int = 8
+    multiple: int | None = None
+    most: int = 0
+    pairs: tuple[tuple[int, int], ...] = ()
+    uneven: bool = False
+    rounds: tuple[int, ...] = ()
+    groups: tuple[int, ...] = ()
+    power_of_two_groups: bool = False
+    general: bool = False
+    slow: bool = False
+
+    def runs_on(self, chip: Chip | None) -> bool:
+        """Whether it runs on a chip at all; without one it may."""
+        if chip is None:
+            return True
+        if chip.vendor not in self.vendors:
+            return False
+        if chip.vendor != "NVIDIA" or chip.compute_capability is None:
+            return True
+        low, high = self.capabilities
+        return low <= float(chip.compute_capability) <= high
+
+    def takes(self, key: int, value: int, chip: Chip | None) -> Taken:
+        """Whether it takes a head, and at which width.
+
+        Example:
+            >>> backends()["flashinfer"].takes(80, 80, None).verdict
+            'no'
+            >>> backends()["flash2"].takes(80, 80, None)
+            Taken(verdict='yes', width=96)
+        """
+        if (key, value) in self.pairs:
+            return Taken("yes", key)
+        if self.like is not None and chip is not None:
+            found = takes(self.like, chip, key, value)
+            if found.verdict in {"no", "unknown"} or (key != value and self.pairs):
+                return Taken("no", None)
+            return Taken("padded" if found.verdict == "padded" else "yes", self.rounded(key))
+        multiple = 8 if self.like is not None and self.multiple is None else self.multiple
+        most = 256 if self.like is not None and not self.most else self.most
+        if self.like is not None and self.rounds == ():
+            return Taken("no", None)
+        if multiple is None or not self.least <= key <= most:
+            return Taken("no", None)
+        if key != value and not self.uneven:
+            return Taken("no", None)
+        return Taken("padded" if key % multiple else "yes", self.rounded(key))
+
+    def rounded(self, key: int) -> int:
+        """The width that its work is as large as."""
+        up = key + -key % (self.multiple or 8)
+        return next((w for w in self.rounds if w >= up), up)
+
+
+class Taken(NamedTuple):
+    """Whether a backend takes a head, and the width it works at."""
+
+    verdict: Literal["yes", "padded", "no"]
+    width: int | None
+
+
+@functools.cache
+def backends() -> dict[str, Backend]:
+    """Every backend by its name.
+
+    Example:
+        >>> backends()["trtllm-mmha"].takes(100, 100, None).verdict
+        'no'
+    """
+    found = msgspec.convert(read_data("attention_kernels.toml")["backend"], list[Backend])
+    return {b.name: b for b in found}
+
+
+def candidates(s: Subject) -> list[Backend]:
+    """The backends that may run: those of the runtime, on the chip, where these were named."""
+    known = backends()
+    named = s.runtime.kernels if s.runtime is not None else ()
+    names = named or tuple(n for n, b in known.items() if b.general)
+    return [known[n] for n in names if known[n].runs_on(s.setting.chip)]

@@ -1,0 +1,171 @@
+"""Where a model is to run: what rules need to know beside it."""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any, Literal
+
+from msgspec import Struct
+
+from scantling.costs.quantize import scheme
+from scantling.errors import FieldError, UnknownNameError
+from scantling.hardware import Chip, chip
+from scantling.sources import read_data
+from scantling.spec.plan import Plan
+from scantling.spec.workload import plain_dtype
+
+Phase = Literal["train", "serve"]
+
+
+class Setting(Struct, frozen=True, kw_only=True):
+    """What was asked; None and 1 mean that it was not, and rules about it are silent.
+
+    Args:
+        chip: The chip.
+        gpus: How many.
+        tp: Tensor-parallel degree.
+        pp: Pipeline stages.
+        ep: Expert-parallel degree.
+        cp: Context-parallel degree.
+        runtime: A key of ``runtimes``.
+        quant: A quantisation scheme of the weights.
+        dtype: What products are computed in: ``bf16``, ``fp8``, ``mxfp8``, ``nvfp4``, …
+        context: Tokens of a sequence.
+        batch: Sequences; of a training step, micro-batches of one.
+        phase: ``train`` or ``serve``.
+    """
+
+    chip: Chip | None = None
+    gpus: int | None = None
+    tp: int = 1
+    pp: int = 1
+    ep: int = 1
+    cp: int = 1
+    runtime: str | None = None
+    quant: str | None = None
+    dtype: str | None = None
+    context: int | None = None
+    batch: int | None = None
+    phase: Phase | None = None
+
+    @property
+    def plan(self) -> Plan:
+        """The degrees as a plan, data parallelism taking what the chips leave."""
+        whole = self.ep > 1
+        least = self.ep // math.gcd(self.ep, self.tp * self.cp)
+        dp = max(1, self.gpus // (self.tp * self.pp * self.cp)) if self.gpus else least
+        return Plan(tp=self.tp, pp=self.pp, dp=dp, cp=self.cp, ep=self.ep,
+                    expert_tp=1 if whole else None, sequence_parallel=False)  # fmt: skip
+
+    @property
+    def words(self) -> str:
+        """How many chips of which kind."""
+        if self.chip is None:
+            return ""
+        return f"{self.gpus} × {self.chip.key}" if self.gpus else self.chip.key
+
+    def in_phase(self, phase: Phase) -> bool:
+        """Whether a phase may be meant: it was asked for, or none was."""
+        return self.phase in {None, phase}
+
+
+class Runtime(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A runtime, framework or kernel library, and what it does with shapes.
+
+    Args:
+        title: Its name and version.
+        trains: Whether models are trained in it.
+        pads_vocabulary: The multiple it pads a vocabulary to; 0 where it does not.
+        per_rank: Whether that is a multiple on each tensor-parallel rank.
+        layers: Whether stages must be equal: ``equal``, or ``any``.
+        experts: The same of experts over ranks.
+        page: Tokens of a page of the cache; 0 where it has none.
+        kernels: Kernels of attention it may choose among, keys of ``kernels``.
+        fallback: Whether it has a way without any of them.
+        sources: Keys of the bibliography.
+    """
+
+    title: str
+    trains: bool = False
+    pads_vocabulary: int = 0
+    per_rank: bool = False
+    layers: Literal["equal", "any"] = "any"
+    experts: Literal["equal", "any"] = "equal"
+    page: int = 0
+    kernels: tuple[str, ...] = ()
+    fallback: bool = True
+    aliases: tuple[str, ...] = ()
+    sources: tuple[str, ...]
+
+
+@functools.cache
+def runtimes() -> dict[str, Runtime]:
+    """Every runtime by its key.
+
+    Example:
+        >>> runtimes()["megatron"].pads_vocabulary
+        128
+    """
+    import msgspec
+
+    return msgspec.convert(read_data("rules.toml")["runtime"], dict[str, Runtime])
+
+
+@functools.cache
+def facts() -> dict[str, Any]:
+    """The limits of rules that are in no other table, from ``data/rules.toml``."""
+    return read_data("rules.toml")
+
+
+def setting(**given: Any) -> Setting:
+    """A setting from what a user writes: names of chips, runtimes, dtypes and schemes.
+
+    Raises:
+        FieldError: If a name is not known or a degree is below one.
+
+    Example:
+        >>> setting(gpu="h100", tp=8, runtime="vLLM").runtime
+        'vllm'
+    """
+    asked = {k: v for k, v in given.items() if v is not None}
+    for field in ("gpus", "tp", "pp", "ep", "cp", "context", "batch"):
+        if field in asked and (isinstance(asked[field], bool) or not isinstance(asked[field], int)
+                               or asked[field] < 1):  # fmt: skip
+            raise FieldError(field, asked[field], "must be a whole number of at least 1")
+    name = asked.pop("gpu", None)
+    if name is not None:
+        asked["chip"] = name if isinstance(name, Chip) else chip(str(name))
+    if "runtime" in asked:
+        asked["runtime"] = _runtime(str(asked["runtime"]))
+    if "quant" in asked:
+        asked["quant"] = scheme(str(asked["quant"])).name
+    if "dtype" in asked:
+        asked["dtype"] = _dtype(str(asked["dtype"]))
+    if asked.get("phase", "train") not in {"train", "serve"}:
+        raise FieldError("phase", asked["phase"], "must be train or serve")
+    unknown = set(asked) - set(Setting.__struct_fields__)
+    if unknown:
+        raise UnknownNameError("setting", min(unknown), [*Setting.__struct_fields__, "gpu"])
+    return Setting(**asked)
+
+
+def _runtime(name: str) -> str:
+    plain = name.strip().lower().replace("_", "-").replace(" ", "-")
+    for key, one in runtimes().items():
+        if plain in {key, *one.aliases}:
+            return key
+    raise UnknownNameError("runtime", name, runtimes())
+
+
+def _dtype(name: str) -> str:
+    plain = name.strip().lower().removeprefix("torch.")
+    return plain if plain in facts()["multiples"] else _known(plain)
+
+
+def _known(name: str) -> str:
+    found = plain_dtype(name)
+    known = facts()["multiples"]
+    if found not in known:
+        raise UnknownNameError("dtype", name, known)
+    return found

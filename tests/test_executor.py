@@ -1,0 +1,124 @@
+"""Jobs give the same results, in the same order, wherever they run."""
+
+import operator
+import os
+import sys
+
+import numpy as np
+import pytest
+
+from scantling.errors import FieldError, UnknownNameError
+from scantling.executor import cores, run
+from scantling.search import Range, budget
+from scantling.search.space import space
+from scantling.search.sweep import sweep
+
+NARROW = {
+    "params": 20_000_000, "vocab_size": 8192, "multiple": 64,
+    "bounded": {"d_model": Range(256, 640), "n_layer": Range(4, 24)},
+}  # fmt: skip
+"""Some thousands of shapes, swept here in parts of 50."""
+
+
+def process(shared, job):
+    return shared, job, os.getpid()
+
+
+@pytest.mark.parametrize("engine", ["here", "pool"])
+def test_results_come_in_the_order_of_the_jobs(engine):
+    found = list(run(operator.add, list(range(40)), shared=100, engine=engine, workers=2))
+    assert found == [100 + job for job in range(40)]
+
+
+def test_a_pool_runs_in_other_processes():
+    found = list(run(process, [1, 2, 3, 4], shared="all", engine="pool", workers=2))
+    assert [(shared, job) for shared, job, _ in found] == [("all", n) for n in (1, 2, 3, 4)]
+    assert os.getpid() not in {pid for *_, pid in found}
+
+
+def test_here_is_this_process_and_a_job_runs_when_it_is_asked_for():
+    results = run(process, [1, 2], engine="here")
+    assert next(results)[2] == os.getpid()
+
+
+def test_an_error_of_a_job_is_the_callers():
+    with pytest.raises(ZeroDivisionError):
+        list(run(operator.floordiv, [1, 0], shared=1, engine="pool", workers=2))
+
+
+@pytest.mark.parametrize(("given", "error"), [({"engine": "slurm"}, UnknownNameError),
+                                              ({"workers": 0}, FieldError)])  # fmt: skip
+def test_an_engine_that_is_not_there_is_an_error_in_one_line(given, error):
+    with pytest.raises(error) as caught:
+        run(operator.add, [1], **given)
+    assert "\n" not in str(caught.value)
+
+
+def test_cores_are_those_this_process_may_use():
+    assert 1 <= cores() <= (os.cpu_count() or 1)
+
+
+@pytest.fixture
+def swept(monkeypatch):
+    """A sweep of many parts by an engine."""
+    monkeypatch.setattr(sys.modules["scantling.search.sweep"], "PART", 50)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    b = budget(**NARROW)
+    return lambda engine: sweep(space(b), b, 20, engine=engine, workers=2)
+
+
+def same(one, other):
+    assert np.array_equal(one.rows, other.rows)
+    assert np.array_equal(one.objectives, other.objectives)
+    for name in ("considered", "evaluated", "feasible", "removed", "least", "closest"):
+        assert getattr(one, name) == getattr(other, name), name
+
+
+def test_a_pool_sweeps_to_the_same_answer(swept):
+    one = swept("here")
+    assert one.evaluated > 2000
+    assert one.feasible > 50
+    same(one, swept("pool"))
+
+
+def test_two_processes_of_ray_sweep_to_the_same_answer(swept):
+    pytest.importorskip("ray", reason="needs the extra ray")
+    same(swept("here"), swept("ray"))
+
+
+def test_a_space_in_parts_has_the_front_of_the_whole(swept):
+    b = budget(**NARROW)
+    one = swept("here")
+    sys.modules["scantling.search.sweep"].PART = 10**9
+    whole = sweep(space(b), b)
+    assert np.array_equal(one.rows, whole.rows)
+    assert one.objectives == pytest.approx(whole.objectives, rel=1e-12)
+    assert (one.feasible, one.removed) == (whole.feasible, whole.removed)
+
+
+def test_an_interrupt_ends_a_sweep_with_what_it_has(monkeypatch):
+    done = []
+
+    def stop(n):
+        done.append(n)
+        if len(done) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys.modules["scantling.search.sweep"], "PART", 50)
+    b = budget(**NARROW)
+    whole = sweep(space(b), b, 20)
+    part = sweep(space(b), b, 20, progress=stop)
+    assert (part.stopped, whole.stopped) == (True, False)
+    assert part.evaluated == sum(done) == 150
+    assert part.feasible < whole.feasible
+    assert part.considered == whole.considered
+
+
+def test_ray_that_is_not_installed_is_an_error_that_says_how():
+    try:
+        import ray  # noqa: F401
+    except ImportError:
+        with pytest.raises(FieldError, match=r"scantling\[ray\]"):
+            list(run(operator.add, [1], engine="ray"))
+    else:
+        pytest.skip("ray is installed")
