@@ -21,6 +21,7 @@ lint: $(VENV)/.test-installed  ## Linter, formatter and types.
 bench: $(VENV)/.test-installed  ## Speed, as ratios to something in the same run.
 	$(BIN)/python benchmarks/sweep.py
 	$(BIN)/python benchmarks/start.py
+	$(BIN)/python benchmarks/lint.py
 	$(BIN)/python benchmarks/many.py
 	$(BIN)/python benchmarks/columns.py
 

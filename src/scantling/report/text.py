@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from rich.markup import escape
 
 from scantling.costs.readings import READINGS
+from scantling.report.shape_cells import ffn_cell, heads_cell, layers_cell
 from scantling.search import (
     Candidate,
     Front,
@@ -114,9 +115,10 @@ def _alike(front: Front) -> str:
 
 
 def _front_table(front: Front, rows: int) -> Table:
+    params = "params / active" if front.budget.moe else "params"
     found = table(
         ("", "left"), ("layers × width", "right"), ("H/K×h", "right"), ("FFN", "right"),
-        ("params", "right"), ("Δ loss", "right"), ("days", "right"), ("KV/token", "right"),
+        (params, "right"), ("Δ loss", "right"), ("days", "right"), ("KV/token", "right"),
         ("ms/token", "right"), ("D/L", "right"), ("F/D", "right"), ("findings", "left"),
     )  # fmt: skip
     shown = rows_to_show(front, rows)
@@ -131,18 +133,18 @@ def _front_table(front: Front, rows: int) -> Table:
 
 
 def _row(c: Candidate, reference: Candidate) -> list[str]:
-    d = c.dims()
     loss = difference(c, reference)
     half = ((loss.high or 0) - (loss.low or 0)) / 2
     delta = "0" if c is reference else f"{loss.value:+.4f} ± {half:.3f}"
-    heads = f"{d.get('n_head', '')}/{d.get('n_kv_head', '')}×{d.get('d_head', '')}"
-    ffn = f"{d['d_ff']:,}" if "d_ff" in d else "experts"
+    params = count_text(float(c.counted.total))
+    if c.counted.active != c.counted.total:
+        params += f" / {count_text(float(c.counted.active))}"
     shape = c.shape()
     codes = ", ".join(dict.fromkeys(f["code"].lower() for f in findings(c)))
     if c.extrapolation > 1:
         codes = codes.replace("law-extrapolated", f"extrapolated ×{c.extrapolation:.1f}")
     return [
-        f"{d['n_layer']} × {d['d_model']}", heads, ffn, count_text(float(c.counted.total)), delta,
+        layers_cell(c.spec), heads_cell(c.spec), ffn_cell(c.spec), params, delta,
         f"{c.days:.3g}", bytes_text(c.kv_bytes_per_token), f"{float(c.decode.value_s) * 1e3:.2f}",
         f"{shape['D/L']:.0f}", f"{shape.get('F/D', 0):.2f}", codes,
     ]  # fmt: skip

@@ -26,6 +26,7 @@ from scantling.search.candidate import (
 from scantling.search.choice import Chosen, choose
 from scantling.search.explain import explain, explain_all, set_by_all
 from scantling.search.infeasible import infeasible
+from scantling.search.peers import nearest_sparse
 from scantling.search.shape_priors import narrowed
 from scantling.search.space import Axis, Space, list_legal, space, unpriced
 from scantling.search.sweep import Swept, sweep
@@ -190,6 +191,8 @@ def _candidate(row: Any, shapes: Space, b: Budget) -> Candidate:
 def _baselines(b: Budget, names: tuple[str, ...] | None) -> list[Candidate]:
     if names is None:
         models = catalog.nearest(b.params, b.vocab_size)
+        if b.active is not None:
+            models = nearest_sparse(b.params, b.active)
     else:
         models = [catalog.load(name) for name in names]
     return [candidate(m.spec, b, m.name) for m in models]

@@ -9,88 +9,21 @@ from typing import Any
 from msgspec import Struct
 
 from scantling import catalog
-from scantling.arith import LARGEST
 from scantling.costs.count import parameters
-from scantling.costs.quantize import scheme
-from scantling.costs.runtimes import runtime
-from scantling.errors import FieldError, UnknownNameError, nearest
+from scantling.errors import FieldError, nearest
 from scantling.hardware import Chip, chip
-from scantling.laws import DEFAULT, law
+from scantling.laws import DEFAULT
+from scantling.search.checked import LARGEST_DEPTH, LARGEST_MODEL, check
+from scantling.search.kinds import OBJECTIVES, WINDOW, ratio_of
 from scantling.search.peers import sparse_like, usual_active, usual_total
 from scantling.search.size import flops_of, size_of
-from scantling.spec.relations import near_divisors
-from scantling.spec.workload import dtype_name, kv_dtype_name
 from scantling.units import parse_bytes, parse_context, parse_count, parse_seconds
-
-AXES = ("n_layer", "d_model", "d_head", "n_head", "n_kv_head", "d_ff", "vocab_size")
-"""The dimensions a dense shape is searched over; d_ff is solved, not enumerated."""
-EXPERT_AXES = ("n_expert", "top_k", "d_expert", "n_shared", "d_shared", "n_dense")
-"""Dimensions of a mixture of experts besides; d_expert is solved. Shared experts and dense first
-layers are numbers."""
-LATENT_AXES = ("n_layer", "d_model", "n_head", "d_ff", "vocab_size", "kv_rank", "q_rank", "d_nope",
-               "d_rope", "d_value")  # fmt: skip
-"""Dimensions where attention is latent."""
-
-RATIOS = ("kv_group", "attention_width_ratio", "mlp_attention_ratio", "ffn_width_ratio", "aspect")
-"""Bounded quantities that are no dimension: H/K, H h/D, MLP/attention, F/D, D/L."""
-EXPERT_RATIOS = ("active_share", "expert_width_ratio", "active_width_ratio")
-"""k/E, the width of an expert over D, and all feed-forward width a token passes over D."""
-
-MIXERS = ("gqa", "mla", "hybrid")
-WINDOW = 1024
-"""Window of local layers where none is given: Gemma 3's, and no less than the eighth of a training
-sequence that losses were measured down to."""
-
-
-def axes_of(b: Budget) -> tuple[str, ...]:
-    """The dimensions shapes of this kind are searched over.
-
-    Example:
-        >>> "n_expert" in axes_of(Budget(params=1, tokens=1, moe=True))
-        True
-    """
-    found = LATENT_AXES if b.mixer == "mla" else AXES
-    return (*found, *EXPERT_AXES) if b.moe else found
-
-
-def ratio_of(layout: str) -> int:
-    """Local layers to a global one.
-
-    Raises:
-        FieldError: If it says neither ``full`` nor such a ratio.
-
-    Example:
-        >>> ratio_of("5:1")
-        5
-    """
-    local, sign, one = layout.partition(":")
-    if layout == "full":
-        return 0
-    if not sign or one != "1" or not local.isdecimal() or not 1 <= int(local) <= 31:
-        raise FieldError("layout", layout, "is no layout", "use full, or local:global as in 5:1")
-    return int(local)
-
 
 NAMES = {
     "gpu": "chip", "gpus": "n_gpu", "vocab": "vocab_size", "tpot": "tpot_s", "ttft": "ttft_s",
     "serve_gpu": "serve_chip",
 }  # fmt: skip
 """What the command line calls a limit, where the name here is another."""
-
-COUNTS = (
-    "params", "tokens", "vocab_size", "train_context", "serve_context", "serve_batch", "n_gpu",
-    "tp", "pp", "ep", "multiple", "serve_gpus",
-)  # fmt: skip
-
-OBJECTIVES = ("loss", "training_days", "kv_bytes_per_token", "decode_s")
-"""What every front weighs, all smaller is better."""
-
-EQUAL = ("tokens", "flops", "wall-clock")
-"""What two shapes may be given alike."""
-
-WEIGHED = (*OBJECTIVES, "ttft_s", "memory_bytes", "kv_bytes", "cost_per_million",
-            "tile_waste")  # fmt: skip
-"""What a user may weigh beside."""
 
 
 class Range(Struct, frozen=True):
@@ -273,7 +206,7 @@ def budget(*, params: float | str | None = None, tokens: float | str | None = No
     ]  # fmt: skip
     _add_window(given, assumed)
     found = Budget(params=size, tokens=trained, flops=work, assumed=tuple(assumed), **given)
-    _check(found)
+    check(found)
     return found
 
 
@@ -391,116 +324,6 @@ PARSERS: dict[str, Callable[..., Any]] = {
 }  # fmt: skip
 
 
-def _check(b: Budget) -> None:
-    b.hardware.rate(dtype_name(b.dtype))  # an unknown chip or dtype is an error here
-    kv_dtype_name(b.kv_dtype)
-    law(b.law)
-    for name in COUNTS:
-        if getattr(b, name) < 1:
-            raise FieldError(name, getattr(b, name), "must be at least 1")
-    for name in ("days", "gpu_hours", "kv_bytes_per_token", "kv_bytes", "memory", "tpot_s",
-                 "ttft_s", "price", "cost_per_million"):  # fmt: skip
-        value = getattr(b, name)
-        if value is not None and not value > 0:
-            raise FieldError(name, value, "must be above zero")
-    if b.params > LARGEST_MODEL:
-        raise FieldError("params", f"{b.params:.3g}", "is beyond every model", "at most 20T")
-    for name in ("vocab_size", "train_context", "serve_context", "serve_batch", "tp", "multiple"):
-        if getattr(b, name) > LARGEST:
-            raise FieldError(name, f"{getattr(b, name):.3g}", "is beyond every model")
-    if b.equal not in EQUAL:
-        raise UnknownNameError("equal", b.equal, EQUAL)
-    if not 0 < b.tolerance < 1:
-        raise FieldError("tolerance", b.tolerance, "must lie between 0 and 1")
-    _check_weights(b)
-    _check_kinds(b)
-    _check_axes(b)
-
-
-def _check_weights(b: Budget) -> None:
-    for name in (*b.weights, *b.lexicographic):
-        if name not in WEIGHED:
-            raise FieldError("objective", name, "is not known", f"use {', '.join(WEIGHED)}")
-    for name, weight in b.weights.items():
-        if weight < 0:
-            raise FieldError("objective", f"{name}={weight}", "must not be below 0")
-    if b.weights and not any(b.weights.values()):
-        raise FieldError("objective", None, "weighs nothing", "give a weight above 0")
-    money = b.cost_per_million is not None or "cost_per_million" in (*b.weights, *b.lexicographic)
-    if money and b.price is None:
-        raise FieldError("cost_per_million", b.cost_per_million, "needs the price of a chip-hour",
-                         "add --price")  # fmt: skip
-
-
-def _check_kinds(b: Budget) -> None:
-    """Kinds of model that exist and go together."""
-    if b.mixer not in MIXERS:
-        raise FieldError("mixer", b.mixer, "is not known", f"use {', '.join(MIXERS)}")
-    local = ratio_of(b.layout) > 0
-    if local and b.mixer == "mla":
-        raise FieldError("layout", b.layout, "is of grouped attention", "latent attention is full")
-    if b.window is not None and (not local or b.mixer != "gqa"):
-        raise FieldError("window", b.window, "is of local layers", "give a layout such as 5:1")
-    if b.active is not None and not 0 < b.active < b.params:
-        raise FieldError(
-            "active", b.active, f"must be above 0 and below the {b.params:,} of --params"
-        )
-    if not 0 < b.active_tolerance < 1:
-        raise FieldError("active_tolerance", b.active_tolerance, "must lie between 0 and 1")
-    if b.runtime is not None:
-        runtime(b.runtime)
-    if b.quant is not None:
-        scheme(b.quant)
-    if b.ep > 1 and not b.moe:
-        raise FieldError("ep", b.ep, "needs experts", "give active, as in --active 3B")
-
-
-def _check_axes(b: Budget) -> None:
-    """Fixed, listed and bounded axes: known, given once, and not contradicting each other."""
-    axes = axes_of(b)
-    ratios = (*RATIOS, *EXPERT_RATIOS) if b.moe else RATIOS
-    for name in {**b.fixed, **b.listed, **b.bounded}:
-        if name not in axes and not (name in ratios and name in b.bounded):
-            known = (*axes, *ratios)
-            near = nearest(name, known, 1)
-            hint = f"did you mean {near[0]}?" if near else f"axes: {', '.join(known)}"
-            if name in {*AXES, *LATENT_AXES, *EXPERT_AXES}:
-                kind = "without experts" if name in EXPERT_AXES else f"with mixer {b.mixer}"
-                hint = f"a shape {kind} has {', '.join(axes)}"
-            raise FieldError(name, None, "is no axis of the search", hint)
-        given = [way for way, held in (("fixed", b.fixed), ("listed", b.listed),
-                                       ("bounded", b.bounded)) if name in held]  # fmt: skip
-        if len(given) > 1:
-            raise FieldError(name, None, f"is both {' and '.join(given)}", "give one of the two")
-    _check_values(b)
-
-
-def _check_values(b: Budget) -> None:
-    """The values of fixed, listed and bounded axes."""
-    for name, values in (b.listed | {name: (one,) for name, one in b.fixed.items()}).items():
-        least = 0 if name in {"n_shared", "n_dense"} else 1
-        for value in values:
-            if not least <= value <= LARGEST:
-                raise FieldError(name, value, f"must lie between {least} and {LARGEST:,}")
-    for name, axis in b.bounded.items():
-        if not 0 < axis.low <= axis.high <= LARGEST:
-            raise FieldError(name, f"{axis.low}:{axis.high}", "is an empty range")
-    deep = max(b.fixed.get("n_layer", 1), b.bounded.get("n_layer", Range(1, 1)).high,
-               *b.listed.get("n_layer", ()))  # fmt: skip
-    if deep > LARGEST_DEPTH:
-        raise FieldError("n_layer", deep, f"must be at most {LARGEST_DEPTH:,}")
-    heads, groups = b.fixed.get("n_head"), b.fixed.get("n_kv_head")
-    if heads and groups and heads % groups:
-        raise FieldError("n_kv_head", groups, f"must divide n_head {heads}",
-                         near_divisors(heads, groups))  # fmt: skip
-    if heads and heads % b.tp:
-        raise FieldError("tp", b.tp, f"must divide n_head {heads}", near_divisors(heads, b.tp))
-    for cut, field in (("n_layer", "pp"), ("n_expert", "ep")):
-        held, degree = b.fixed.get(cut), getattr(b, field)
-        if held and held % degree:
-            hint = near_divisors(held, degree)
-            raise FieldError(field, degree, f"must divide {cut} {held}", hint)
-
-
-LARGEST_MODEL = 20 * 10**12
-LARGEST_DEPTH = 10_000
+__all__ = [
+    "LARGEST_DEPTH", "LARGEST_MODEL", "OBJECTIVES", "Budget", "Range", "budget", "ratio_of",
+]  # fmt: skip

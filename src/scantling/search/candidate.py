@@ -28,7 +28,10 @@ from scantling.search.space import limits
 from scantling.spec import Spec, dimensions
 from scantling.units import bytes_text, count_text
 
-DIMENSIONS = ("n_layer", "d_model", "n_head", "n_kv_head", "d_head", "d_ff", "vocab_size")
+DIMENSIONS = (
+    "n_layer", "d_model", "n_head", "n_kv_head", "d_head", "d_ff", "vocab_size", "n_expert",
+    "top_k", "d_expert", "d_shared", "kv_rank", "q_rank", "window",
+)  # fmt: skip
 
 
 class Candidate(Struct, frozen=True, kw_only=True):
@@ -95,7 +98,7 @@ def candidate(spec: Spec, b: Budget, name: str = "") -> Candidate:
     """
     costs = Costs(spec, b)
     return Candidate(
-        name=name or shape_name(spec), spec=spec, budget=b, counted=costs.counted,
+        name=name or _name(spec, b), spec=spec, budget=b, counted=costs.counted,
         features=costs.features, loss=float(costs.expected_loss), loss_upper=float(costs.loss),
         train=costs.training, decode=costs.decode,
         kv_bytes_per_token=_whole(costs.kv_bytes_per_token),
@@ -107,12 +110,31 @@ def _whole(value: Any) -> int | float:
     return int(value) if float(value).is_integer() else float(value)
 
 
+def _name(spec: Spec, b: Budget) -> str:
+    """The name of a shape among others of a budget, which may list vocabularies."""
+    found = shape_name(spec)
+    return f"{found}-v{spec.vocab_size}" if "vocab_size" in b.listed else found
+
+
 def shape_name(spec: Spec) -> str:
-    """A name from the shape: ``37x3584-h128-24q8kv-f12544``."""
+    """A name from the shape: ``37x3584-h128-24q8kv-f12544``, ``26x2304-h128-24q8kv-e144k8x1152``.
+
+    Example:
+        >>> from scantling import catalog
+        >>> shape_name(catalog.model("deepseek-v3"))
+        '61x7168-128q-r512-e256k8x2048-f18432'
+    """
     d = dimensions(spec)
     name = f"{d['n_layer']}x{d['d_model']}"
     if {"d_head", "n_head", "n_kv_head"} <= set(d):
         name += f"-h{d['d_head']}-{d['n_head']}q{d['n_kv_head']}kv"
+    elif "kv_rank" in d:
+        name += f"-{d['n_head']}q-r{d['kv_rank']}"
+    pattern = spec.decoder.layout[-1].pattern
+    if len(pattern) > 1:
+        name += f"-{len(pattern) - 1}to1"
+    if "n_expert" in d:
+        name += f"-e{d['n_expert']}k{d['top_k']}x{d['d_expert']}"
     return f"{name}-f{d['d_ff']}" if "d_ff" in d else name
 
 

@@ -139,6 +139,21 @@ def sparse_like(active: int) -> Spec:
     return catalog.loaded(name).spec
 
 
+def nearest_sparse(total: int, active: int, n: int = 3) -> list[catalog.Loaded]:
+    """The known models with experts nearest to a size: |ln of the total| + |ln of the active|.
+
+    Example:
+        >>> [m.name for m in nearest_sparse(30 * 10**9, 3 * 10**9, 1)]
+        ['qwen3-30b-a3b']
+    """
+
+    def distance(one: tuple[int, dict[str, float], str]) -> float:
+        size, ratios, _ = one
+        return abs(math.log(size / total)) + abs(math.log(ratios["active"] * size / active))
+
+    return [catalog.loaded(name) for _, _, name in sorted(sparse(), key=distance)[:n]]
+
+
 def vocabulary_range(total: int, width: int) -> tuple[int, int, int]:
     """The vocabularies of dense models of a size class since 2023, and how many shapes those are.
 
