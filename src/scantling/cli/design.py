@@ -56,6 +56,11 @@ def design(**given: Any) -> int:
         front = search.design(b, baselines=names, progress=progress, engine=given["engine"],
                               workers=given["workers"])  # fmt: skip
     _say_stopped(front)
+    with _steps("searches") as step:
+        more = design_more.sections(front, ask, step)
+    for note in (note for one in more for note in one.notes):
+        click.echo(f"note: {note}", err=True)
+    _write(front, more, given)
     if given["as_json"]:
         show_json(search.front_json(front) | {one.key: one.json for one in more})
         return _status(front)
