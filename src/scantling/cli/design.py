@@ -87,7 +87,7 @@ def _say_stopped(front: Any) -> None:
     """That an interrupt left the answer partial, on standard error."""
     if front.swept.stopped:
         best = "what follows is the best of those" if front.feasible else "none feasible so far"
-        seen = f"{front.swept.evaluated:,} of {front.swept.considered:,} shapes"
+        seen = f"{front.swept.evaluated:,} shapes"
         click.echo(f"stopped after {seen}: {best}", err=True)
 
 
