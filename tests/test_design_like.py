@@ -84,7 +84,9 @@ def test_the_kinds_of_a_model_are_those_of_the_search():
              "gemma-3-27b": ("layout", "5:1"), "llama-3.1-8b": ("layout", "full")}  # fmt: skip
     for name, (field, value) in kinds.items():
         assert getattr(like_budget(catalog.load(name), {}), field) == value
-    assert like_budget(catalog.load("gemma-3-27b"), {}).window == 1024
+    for name in ("gemma-3-4b", "gemma-3-27b"):  # 34 and 62 layers of a cycle of six
+        b = like_budget(catalog.load(name), {})
+        assert (b.layout, b.window) == ("5:1", 1024)
     b = like_budget(catalog.load("qwen3-30b-a3b"), {})
     assert b.moe
     assert b.active == parameters(catalog.model("qwen3-30b-a3b")).active
@@ -205,7 +207,8 @@ def test_weights_can_be_pruned_and_merged_but_not_grown():
     b = restricted(catalog.load("llama-3.1-8b"), {"params": "4B"})
     assert b.fixed["d_head"] == spec.d_head
     assert b.listed["n_kv_head"] == (1, 2, 4, 8)
-    for field in ("n_layer", "d_model", "n_head", "d_ff"):
+    assert b.listed["n_layer"] == tuple(range(2, 33, 2))
+    for field in ("d_model", "n_head", "d_ff"):
         assert b.bounded[field] == Range(1, getattr(spec, field))
     assert b.vocab_size == spec.vocab_size
     tight = restricted(catalog.load("llama-3.1-8b"),
@@ -230,6 +233,7 @@ def test_every_shape_can_come_from_the_model():
         assert d["n_head"] <= spec.n_head
         assert d["d_ff"] <= spec.d_ff
         assert d["d_head"] == spec.d_head
+        assert spec.n_kv_head % d["n_kv_head"] == 0
 
 
 def test_the_steps_from_a_model_are_what_differs_with_what_each_was_seen_to_lose():

@@ -7,9 +7,9 @@ import pytest
 from click.testing import CliRunner
 
 from scantling import catalog, cli
+from scantling.claims import claim
 from scantling.costs.count import solve_width
 from scantling.errors import FieldError, ScantlingError
-from scantling.laws.claims import claims
 from scantling.report.design_more import explained
 from scantling.search import Range, budget, candidate, design, explain
 from scantling.search.axis import along
@@ -241,12 +241,32 @@ def test_a_shape_of_the_front_keeps_every_limit_and_a_broken_one_is_named(front)
 
 def test_a_field_has_its_rules_with_their_verdicts(front):
     told = explain(front.chosen, "n_layer").rules
-    assert any(claims()["hundred"].verdict in text for text in told)
-    assert any(text.startswith(claims()["critical-depth"].statement) for text in told)
+    assert any(claim("hundred").verdict in text for text in told)
+    assert any(text.startswith(claim("critical-depth").statement) for text in told)
     (first, _) = explain(front.chosen, "n_kv_head").rules
     assert first.startswith("n_kv_head 4 or more: kept")
     gone = candidate(catalog.model("falcon-7b"), budget(params="7B"))
     assert explain(gone, "n_kv_head").rules[0].startswith("n_kv_head 4 or more: not kept at 1")
+
+
+def test_a_mixture_has_a_reason_for_its_experts():
+    c = design(params="8B", active="1.5B", baselines=()).chosen
+    d = c.dims()
+    found = {field: explain(c, field) for field in ("n_expert", "top_k", "d_expert")}
+    share = d["top_k"] / d["n_expert"]
+    assert f"passes {share:.1%} of the experts" in found["n_expert"].set_by
+    assert [near.value for near in found["n_expert"].neighbours] == [
+        v for v in (d["n_expert"] - 8, d["n_expert"] + 8) if v >= d["top_k"]
+    ]  # fmt: skip
+    assert all(near.params for near in found["d_expert"].neighbours)
+    assert f"{d['d_expert'] / d['d_model']:.3g} of D" in found["d_expert"].set_by
+
+
+def test_latent_attention_has_a_reason_for_its_rank():
+    c = design(params="3B", mixer="mla", baselines=()).chosen
+    reason = explain(c, "kv_rank")
+    assert "which kernels decode" in reason.set_by
+    assert reason.value == c.dims()["kv_rank"]
 
 
 # ---------------------------------------------------------------- a field across its axis

@@ -377,9 +377,10 @@ def test_a_search_says_the_same_twice_and_reports_every_shape():
 
 
 @pytest.mark.parametrize("given", [{"params": "125M", "vocab_size": 50_304}, {"params": "7B"}])
-def test_the_choice_does_not_depend_on_the_number_of_chips(given):
-    chosen = [design(**given, n_gpu=n, baselines=()).chosen.spec for n in (1, 8, 64, 1000)]
-    assert chosen == [chosen[0]] * 4
+def test_the_choice_does_not_depend_on_the_number_of_chips_of_a_few_nodes(given):
+    """Beyond those, chips wait for each other, and wide shapes wait less: a true difference."""
+    chosen = [design(**given, n_gpu=n, baselines=()).chosen.spec for n in (1, 8, 64)]
+    assert chosen == [chosen[0]] * 3
 
 
 def test_the_choice_is_the_knee_of_the_whole_front_among_equal_losses():
@@ -831,9 +832,12 @@ def test_a_thinned_front_is_no_further_from_the_whole_than_its_boxes():
     front = design(**SMALL)
     eps = np.array(epsilons(front.swept.objectives))
     medians = np.median(front.swept.objectives, axis=0)
+    medians[0] = math.inf
+    spans = np.ptp(front.swept.objectives, axis=0)
     assert eps.tolist() == [
-        0.002, *(min(e, 0.02 * m) for e, m in zip((0.2, 2048, 20e-6), medians[1:], strict=True))
-    ]  # fmt: skip
+        min(e, 0.02 * m, s / 40)
+        for e, m, s in zip((0.002, 0.2, 2048, 20e-6), medians, spans, strict=True)
+    ]
     kept = np.array([objectives_of(front.budget, c.spec) for c in front.candidates])
     for row in front.swept.objectives:
         assert np.any(np.all(kept <= row + eps * (1 + 1e-6), axis=1))

@@ -1,7 +1,7 @@
 """scantling chooses, checks and tests the dimensions of language models.
 
 The verbs of the command line are functions here: ``analyze``, ``calibrate``, ``compare``,
-``design``, ``export``, ``plan``, ``serve``, ``trace``, ``validate``.
+``design``, ``export``, ``lint``, ``plan``, ``serve``, ``trace``, ``validate``.
 Names are found on first use, so that importing the package costs a few milliseconds.
 
 Example:
@@ -33,6 +33,7 @@ NAMES = {
     "export": "scantling.formats.registry",
     "extend": "scantling.formats.context",
     "law": "scantling.laws",
+    "lint": "scantling.rules",
     "load": "scantling.catalog",
     "model": "scantling.catalog",
     "parameters": "scantling.costs.count",

@@ -33,6 +33,8 @@ def design(**given: Any) -> int:
 
     if given["list_legal"]:
         return _list_legal(given)
+    if given["backtest"] is not None:
+        return _backtest(given["backtest"], given["tokens"], as_json=given["as_json"])
     if given["prior"] == "list":
         return _list_priors(given)
     limits = read_limits(given)
@@ -53,28 +55,40 @@ def design(**given: Any) -> int:
     with _progress(b) as progress:
         front = search.design(b, baselines=names, progress=progress, engine=given["engine"],
                               workers=given["workers"])  # fmt: skip
-    if front.swept.stopped:
-        seen = f"{front.swept.evaluated:,} of {front.swept.considered:,} shapes"
-        click.echo(f"stopped after {seen}: what follows is the best of those", err=True)
+    _say_stopped(front)
     with _steps("searches") as step:
         more = design_more.sections(front, ask, step)
     for note in (note for one in more for note in one.notes):
         click.echo(f"note: {note}", err=True)
     _write(front, more, given)
-    if given["as_json"]:
-        show_json(search.front_json(front) | {one.key: one.json for one in more})
-        return _status(front)
+    _show(front, more, given)
+    return _status(front)
+
+
+def _show(front: Any, more: list[Any], given: dict[str, Any]) -> None:
+    """The answer as text or JSON."""
+    from scantling import search
     from scantling.report import text
 
+    if given["as_json"]:
+        show_json(search.front_json(front) | {one.key: one.json for one in more})
+        return
     out = text.console()
     if front.feasible:
         text.print_front(out, front, given["rows"])
-    else:
+    elif not front.swept.stopped:
         text.print_infeasible(out, front)
     for one in more:
         if one.lines:
             click.echo("\n" + "\n".join(one.lines))
-    return _status(front)
+
+
+def _say_stopped(front: Any) -> None:
+    """That an interrupt left the answer partial, on standard error."""
+    if front.swept.stopped:
+        best = "what follows is the best of those" if front.feasible else "none feasible so far"
+        seen = f"{front.swept.evaluated:,} shapes"
+        click.echo(f"stopped after {seen}: {best}", err=True)
 
 
 def _status(front: Any) -> int:
@@ -114,6 +128,18 @@ def _list_priors(given: dict[str, Any]) -> int:
     else:
         click.echo("\n".join(prior_lines(b)))
     return 0
+
+
+def _backtest(name: str, tokens: int | None, *, as_json: bool) -> int:
+    from scantling.report.backtest import backtest_json, backtest_lines
+    from scantling.search.backtest import backtest
+
+    verdict, others = backtest(name, tokens)
+    if as_json:
+        show_json(backtest_json(verdict, len(others.rows)))
+    else:
+        click.echo("\n".join(backtest_lines(verdict, len(others.rows))))
+    return 0 if verdict.holds else 1
 
 
 def _list_legal(given: dict[str, Any]) -> int:

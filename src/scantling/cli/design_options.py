@@ -112,6 +112,8 @@ def questions(function: F) -> F:
                      "ray (a cluster); auto is the pool above 30 million shapes."),
         click.option("--workers", type=COUNT,
                      help="Processes of the engine; all cores by default."),
+        click.option("--backtest", metavar="MODEL", help="Judge a released shape: asked before it "
+                     "was trained, is one better? With --tokens where they are not known."),
         click.option("--list-legal", is_flag=True,
                      help="List legal (D, H, h, K); needs --fix d_model=…"),
     )):  # fmt: skip

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from scantling.cli.options import CONTEXT, COUNT, as_json, assumed, show_json
+from scantling.cli.options import CONTEXT, COUNT, as_json, show_json
 from scantling.errors import FieldError, ScantlingError
 
 if TYPE_CHECKING:
@@ -49,7 +49,6 @@ def _split(texts: tuple[str, ...]) -> tuple[str, ...]:
 @click.option("--format", "format_", type=click.Choice(["text", "json", "github", "sarif"]),
               default="text", help="How findings are told.")  # fmt: skip
 @click.option("--isolated", is_flag=True, help="Read no scantling.toml or pyproject.toml.")
-@assumed
 @as_json
 def lint(models: tuple[str, ...], **given: Any) -> int:
     """Rules on a model's shape: what is illegal, slow, or does not fit, and what would be right.
@@ -121,7 +120,7 @@ def _one(
     from scantling.rules import lint as ask
     from scantling.rules import subject
 
-    one = subject(name, where, assume=given["assume"])
+    one = subject(name, where)
     if several and one.path is not None:
         one.name = str(one.path)
     chosen = _rules(name, given, project)

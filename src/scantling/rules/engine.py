@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from scantling.errors import FieldError
 from scantling.rules.registry import LEVELS, Finding, Found, Rule, load_rules
-from scantling.rules.setting import Setting
+from scantling.rules.setting import Setting, setting
 from scantling.rules.subject import Subject, subject
 
 REFUSED = "SC001"
@@ -84,27 +84,33 @@ def _code(name: str, option: str) -> str:
 
 
 def lint(
-    given: Any, setting: Setting | None = None, *, rules: dict[str, Rule] | None = None,
-    name: str | None = None, assume: bool = False,
+    given: Any, where: Setting | None = None, *, rules: dict[str, Rule] | None = None,
+    name: str | None = None, **options: Any,
 ) -> Report:  # fmt: skip
     """Ask every rule of a model.
 
+    ``analyze`` and ``design`` can take their findings from here: a ``Spec`` is a model as well,
+    and ``Finding.to_json`` has the keys theirs have (their level "note" is "info" here).
+
     Args:
         given: A ``Subject``, or a model as for ``catalog.load``.
-        setting: Where it is to run.
+        where: Where it is to run.
         rules: Of ``select``; all by default.
         name: What the model is called.
-        assume: As for ``catalog.load``.
+        options: Where it is to run, as the options of the command line: ``gpu="h100", tp=8``.
 
     Raises:
         FieldError: If the model cannot be read at all.
 
     Example:
+        >>> [f.code for f in lint("qwen2.5-7b", tp=8).findings if f.level == "error"]
+        ['SC201']
         >>> report = lint({"model_type": "llama", "num_key_value_heads": 5})
         >>> [(f.code, f.message) for f in report.findings if f.level == "error"]
         [('SC101', '5 KV heads do not divide 32 query heads: 2 heads would have none')]
     """
-    one = given if isinstance(given, Subject) else subject(given, setting, name=name, assume=assume)
+    where = setting(**options) if options else where
+    one = given if isinstance(given, Subject) else subject(given, where, name=name)
     chosen = load_rules() if rules is None else rules
     found = [f for rule in chosen.values() if _applies(rule, one) for f in _ask(rule, one)]
     if one.refused is not None and not any(f.level == "error" for f in found):

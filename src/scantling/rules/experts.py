@@ -135,10 +135,10 @@ def expert_shard(s: Subject) -> Iterator[Found]:
     for path, e in s.experts:
         w = Width("d_expert", path, int(e.d_expert), tp)
         if w.whole % tp == 0 and w.own % 128:
-            good = [n for n in (1, 2, 4, 8, 16) if w.whole % (128 * n) == 0]
+            good = [str(n) for n in (1, 2, 4, 8, 16) if w.whole % (128 * n) == 0]
+            degrees = f", or TP {', '.join(good)}" if good else ""
             yield Found("warning", s.key("d_expert"), f"{path}: {w.text} columns of an expert on a "
-                        "rank is no multiple of 128", Fix(text=f"--ep {tp}, or TP "
-                        f"{', '.join(map(str, good)) or 'none'}"))  # fmt: skip
+                        "rank is no multiple of 128", Fix(text=f"--ep {tp}{degrees}"))  # fmt: skip
             return
 
 

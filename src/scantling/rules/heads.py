@@ -45,6 +45,8 @@ def heads_divide_width(s: Subject) -> Iterator[Found]:
 
     The fix is the nearest number of heads that divides the width, heads a multiple of 8 wide, or,
     where heads and layers fit only when exchanged, the exchange.
+
+    Exceptions: none.
     """
     width, heads = s.raw.whole("d_model"), s.raw.whole("n_head")
     if width is None or heads is None or width % heads == 0 or not _derived(s.raw):
@@ -57,7 +59,8 @@ def heads_divide_width(s: Subject) -> Iterator[Found]:
     )
     layers = s.raw.whole("n_layer") or 1
     slip = swapped(width, heads, layers)
-    sizes_given = s.raw.says("num_attention_heads") and s.raw.says("num_hidden_layers")
+    sizes_given = all(s.raw.given.get(k, "") not in {"", *s.raw.refused}
+                      for k in ("num_attention_heads", "num_hidden_layers"))  # fmt: skip
     if slip and sizes_given:
         depth = s.raw.key("n_layer")
         text = (f"heads and layers look swapped: {key} {slip['n_head']} of {slip['d_head']} and "

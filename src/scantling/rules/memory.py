@@ -118,7 +118,7 @@ def cache_share(s: Subject) -> Iterator[Found]:
         yield Found("warning", "context", f"the cache of one sequence of {context} tokens "
                     f"({bytes_text(float(found))}) is larger than the weights "
                     f"({bytes_text(weights)})", Fix(text="fewer KV heads, windows, or a latent"),
-                    exact(float(found) - weights, "bytes"))  # fmt: skip
+                    exact(float(found) - weights, "bytes more than the weights"))  # fmt: skip
 
 
 @rule("SC904", "page-waste", "vllm-0.33", "sglang-0.5.23", "tensorrt-llm")
@@ -165,4 +165,4 @@ def logits_memory(s: Subject) -> Iterator[Found]:
                     f"{bytes_text(held)} in FP32, {held / room:.0%} of "
                     f"{own.chip.key if own.chip else ''}",
                     Fix(text="a chunked loss, or a smaller micro-batch"),
-                    exact(held, "bytes"))  # fmt: skip
+                    exact(held, "bytes of logits"))  # fmt: skip

@@ -28,8 +28,15 @@ MEGATRON, VLLM = "megatron-2026", "vllm-0.33"
 
 def _tp_fix(s: Subject) -> Fix:
     """The nearest shape that a tensor-parallel degree divides, its parameters held by the FFN."""
+    found: Fix | None = s.worked_out.get("tp_fix")
+    if found is None:
+        found = s.worked_out["tp_fix"] = _tp_shape(s)
+    return found
+
+
+def _tp_shape(s: Subject) -> Fix:
     tp = s.setting.tp
-    good = [n for n in valid_degrees(s.legal, 128).tp if n <= 2 * tp]
+    good = valid_degrees(s.legal, 2 * tp).tp
     degrees = f"valid TP: {', '.join(map(str, good))}"
     changes = nearest_change(s.legal, "tp", tp)
     if s.experts:

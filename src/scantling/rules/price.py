@@ -13,7 +13,7 @@ from scantling.hardware import Chip, chip
 from scantling.laws import Features, law, prior_terms
 from scantling.quantity import Quantity
 from scantling.rules.subject import TOKENS_A_PARAMETER, Subject
-from scantling.spec import Dense, Spec, Workload, check, vary
+from scantling.spec import Dense, Experts, Spec, Workload, check, vary
 from scantling.spec.vary import nodes
 
 USUAL_CHIP = "h100-sxm"
@@ -70,6 +70,8 @@ def held(spec: Spec, changes: dict[str, int], multiple: int = 128) -> dict[str, 
         {'n_head': 32, 'd_ff': 18432}
     """
     total: Any = parameters(spec).total
+    if "d_expert" in changes and "n_expert" not in changes:
+        changes = _fewer_experts(spec, changes)
     new = changed(spec, **changes)
     widths = {int(n.d_ff) for _, n in nodes(spec) if isinstance(n, Dense)}
     if new is None or len(widths) != 1 or "d_ff" in changes:
@@ -83,6 +85,20 @@ def held(spec: Spec, changes: dict[str, int], multiple: int = 128) -> dict[str, 
         if after is not None and abs(_total(after) / total - 1) <= WITHIN:
             return {**changes, "d_ff": int(width)}
     return changes
+
+
+def _fewer_experts(spec: Spec, changes: dict[str, int]) -> dict[str, int]:
+    """Wider experts and fewer of them, E F_e and k F_e kept; unchanged where that is no model."""
+    sizes = {(int(e.n_expert), int(e.top_k), int(e.d_expert)) for _, e in nodes(spec)
+             if isinstance(e, Experts)}  # fmt: skip
+    if len(sizes) != 1:
+        return changes
+    ((n, k, width),) = sizes
+    times = width / changes["d_expert"]
+    fewer = {"n_expert": max(8, round(n * times / 8) * 8), "top_k": max(1, round(k * times))}
+    new = changed(spec, **changes, **fewer)
+    good = new is not None and abs(_total(new) / _total(spec) - 1) <= WITHIN
+    return {**changes, **fewer} if good else changes
 
 
 def keeps_parameters(spec: Spec, changes: dict[str, int]) -> bool:

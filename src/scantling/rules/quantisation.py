@@ -24,15 +24,16 @@ def _sides(s: Subject) -> tuple[Cut, ...]:
     asked = s.setting.quant is not None or plan.tp > 1
     if own is None or not own.quantised or not asked:
         return ()
-    found: tuple[Cut, ...] | None = s.__dict__.get("cut_sides")
+    found: tuple[Cut, ...] | None = s.worked_out.get("cuts")
     if found is None:
         found = () if any(tp_reasons(s.legal, plan.tp)) else cuts(s.legal, own, plan)
-        s.__dict__["cut_sides"] = found
+        s.worked_out["cuts"] = found
     return found
 
 
 def _field(c: Cut) -> str:
-    return FIELDS.get(c.tensor.rpartition(".")[2], c.tensor)
+    leaf = c.tensor.rpartition(".")[2]
+    return "n_kv_head" if leaf in {"k", "v"} else FIELDS.get(leaf, c.tensor)
 
 
 def _distinct(bad: list[Cut]) -> Iterator[Cut]:
@@ -43,7 +44,7 @@ def _distinct(bad: list[Cut]) -> Iterator[Cut]:
 def _fix(s: Subject, own: Scheme) -> Fix | None:
     plan = s.setting.plan
     etp = plan.expert_tp
-    good = [n for n in valid_tp(s.legal, own, most=64, expert_tp=etp) if n <= 4 * plan.tp]
+    good = valid_tp(s.legal, own, most=2 * plan.tp, expert_tp=etp)
     degrees = f"valid TP: {', '.join(map(str, good)) or 'none'}"
     if s.experts and s.setting.ep == 1 and plan.tp > 1:
         degrees += "; or whole experts on ranks (--ep)"

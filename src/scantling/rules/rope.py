@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from scantling.costs.rope import smallest_base
-from scantling.errors import ScantlingError
+from scantling.errors import ScantlingError, nearest
 from scantling.formats.hf.partial import Partial
+from scantling.formats.hf.types import model_types
 from scantling.formats.scaling import WIDTH, Verdict, judge, scaling_kinds
 from scantling.rules.registry import Fix, Found, Level, rule
 from scantling.rules.subject import Subject
@@ -58,12 +59,14 @@ def _given_limit(part: Partial) -> int | None:
 def _original(part: Partial) -> int | None:
     found = _settings(part).get("original_max_position_embeddings",
                                 part.config.get("original_max_position_embeddings"))  # fmt: skip
-    return int(found) if isinstance(found, int | float) and not isinstance(found, bool) else None
+    if isinstance(found, bool) or not isinstance(found, int | float) or not math.isfinite(found):
+        return None
+    return int(found)
 
 
 def _factor(part: Partial) -> float | None:
     found = _settings(part).get("factor")
-    if isinstance(found, bool) or not isinstance(found, int | float):
+    if isinstance(found, bool) or not isinstance(found, int | float) or not math.isfinite(found):
         return None
     return float(found)
 
@@ -108,8 +111,9 @@ def rope_scaling_legal(s: Subject) -> Iterator[Found]:
     linear and dynamic need a factor; yarn a factor and the original length; llama3 two frequency
     factors beside; longrope two tables. Classes raise, or fall back to no scaling in silence.
 
-    Exceptions: settings that are no scaling at all (``rope_type: gptj`` of a config that names its
-    pairing, ``mrope`` sections), and per-layer-type settings, which the reader checks.
+    Exceptions: kinds of classes that come with their checkpoint; settings that are no scaling at
+    all (``rope_type: gptj`` names how pairs are laid out, ``mrope`` sections of several axes);
+    settings by kind of layer, which the reader checks.
     """
     part = s.raw
     settings = _settings(part)
@@ -119,8 +123,10 @@ def rope_scaling_legal(s: Subject) -> Iterator[Found]:
     found = _judged(part)
     if found is None or kind == "longrope":
         return  # tables of LongRoPE are SC705
+    own = part.kind.remote or part.config.get("model_type") not in model_types()
+    level: Level = "warning" if own and not nearest(kind, scaling_kinds()) else "error"
     for problem in found.problems:
-        yield Found("error", _name(s), problem, _legal_fix(part, kind, problem))
+        yield Found(level, _name(s), problem, _legal_fix(part, kind, problem))
 
 
 def _legal_fix(part: Partial, kind: str, problem: str) -> Fix | None:

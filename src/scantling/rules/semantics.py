@@ -297,7 +297,7 @@ def tie_and_checkpoint(s: Subject) -> Iterator[Found]:
     Untied without a stored head, the head is drawn at random; tied with one stored, it is dropped.
     Asked where the weights were given.
 
-    Exceptions: checkpoints that store the tied table twice, equal.
+    Exceptions: checkpoints that store the tied table twice, equal; those of a body alone.
     """
     if s.checkpoint is None or s.spec is None or s.spec.head is None:
         return
@@ -310,8 +310,9 @@ def tie_and_checkpoint(s: Subject) -> Iterator[Found]:
                     "loaders drop"
                     " it", Fix(text=f"{key} false if they differ", config={}))  # fmt: skip
     elif not s.spec.tied and not stored:
-        yield Found("error", key, "the model is untied and its checkpoint stores no head: it would "
-                    "begin at random", Fix(text=f"{key} true", config={key: True}))  # fmt: skip
+        fix = Fix(text=f"{key} true", config={key: True})
+        yield Found("warning", key, "the model is untied and its checkpoint stores no head: it "
+                    "would begin at random", fix)  # fmt: skip
 
 
 @rule("SC013", "assumed-type", "transformers", reads="config")
@@ -384,4 +385,4 @@ def dtype_known(s: Subject) -> Iterator[Found]:
         if isinstance(name, str) and name != "auto" and plain_dtype(name) not in BITS:
             near = nearest(name, facts()["dtypes"], 1)
             fix = Fix(text=f"{key} {near[0]}", config={key: near[0]}) if near else None
-            yield Found("error", key, f"{key} {shorten(name)} is no dtype of weights", fix)
+            yield Found("warning", key, f"{key} {shorten(name)} is no dtype of weights", fix)

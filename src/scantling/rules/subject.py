@@ -67,6 +67,11 @@ class Subject(Struct, kw_only=True, dict=True):
         return self.part
 
     @cached_property
+    def worked_out(self) -> dict[str, Any]:
+        """What several rules share, by name."""
+        return {}
+
+    @cached_property
     def counted(self) -> Parameters:
         """Its parameters."""
         return parameters(self.legal)
@@ -133,8 +138,11 @@ class Subject(Struct, kw_only=True, dict=True):
         return None if limit is None else int(limit)
 
     def key(self, field: str) -> str:
-        """A dimension under the name the user gave it."""
-        return field if self.part is None else self.part.key(field)
+        """A dimension under the name the user gave it; a head width no key says is the heads'."""
+        if self.part is None:
+            return field
+        found = self.part.key(field)
+        return self.part.key("n_head") if found == "d_head" else found
 
     @cached_property
     def plain_name(self) -> str:
@@ -149,16 +157,16 @@ def cache_per_token(spec: Spec) -> float:
     return float(found)
 
 
-def subject(
-    given: Any, setting: Setting | None = None, *, name: str | None = None, assume: bool = False
-) -> Subject:
+def subject(given: Any, setting: Setting | None = None, *, name: str | None = None) -> Subject:
     """A model as far as it can be read.
+
+    A model type in no table is read as what it resembles most, whatever is not understood: SC013
+    says so.
 
     Args:
         given: As for ``catalog.load``.
         setting: Where it is to run.
         name: What it is called.
-        assume: As for ``catalog.load``.
 
     Raises:
         FieldError: If it cannot be read at all: no such model, no JSON object, no model type.
@@ -184,7 +192,7 @@ def subject(
     part = partial(found.config)
     spec, refused, notes = None, None, found.notes
     try:
-        read = hf.read(found.config, assume=assume)
+        read = hf.read(found.config, assume=True)
     except FieldError as error:
         refused = error
     else:

@@ -136,8 +136,9 @@ def embedding_share(s: Subject) -> Iterator[Found]:
 def special_tokens(s: Subject) -> Iterator[Found]:
     """Ids of special tokens lie inside the vocabulary.
 
-    ``pad_token_id`` becomes the padding index of the embedding: PyTorch refuses one outside the
-    table. A beginning or end outside it is never made, so generation does not stop.
+    ``pad_token_id`` becomes the padding index of the embedding in most classes: PyTorch refuses one
+    outside the table (GPT-2 and its like do not ask). A beginning or end outside it is never made,
+    so generation does not stop.
 
     Exceptions: −1, as some configs write none.
     """
@@ -149,8 +150,7 @@ def special_tokens(s: Subject) -> Iterator[Found]:
         ids = found if isinstance(found, list) else [found]
         wrong = [n for n in ids if type(n) is int and n >= vocab]
         if wrong:
-            level: Level = "error" if key == "pad_token_id" else "warning"
-            yield Found(level, key, f"{key} {wrong[0]} lies outside the vocabulary of {vocab}",
+            yield Found("warning", key, f"{key} {wrong[0]} lies outside the vocabulary of {vocab}",
                         Fix(text=f"an id below {vocab}, or a larger vocabulary"))  # fmt: skip
 
 

@@ -70,7 +70,6 @@ def along(
     """
     c = front.chosen
     known = [f for f in FIELDS if f == "tied" or has(c.spec, f)]
-    known += [f for f in ("n_expert", "top_k", "d_expert", "kv_rank") if has(c.spec, f)]
     if field not in known:
         near = nearest(field, known, 1)
         hint = f"did you mean {near[0]}?" if near else f"use {', '.join(known)}"

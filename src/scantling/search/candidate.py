@@ -28,7 +28,10 @@ from scantling.search.space import limits
 from scantling.spec import Spec, dimensions
 from scantling.units import bytes_text, count_text
 
-DIMENSIONS = ("n_layer", "d_model", "n_head", "n_kv_head", "d_head", "d_ff", "vocab_size")
+DIMENSIONS = (
+    "n_layer", "d_model", "n_head", "n_kv_head", "d_head", "d_ff", "vocab_size", "n_expert",
+    "top_k", "d_expert", "d_shared", "kv_rank", "q_rank", "window",
+)  # fmt: skip
 
 
 class Candidate(Struct, frozen=True, kw_only=True):

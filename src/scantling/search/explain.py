@@ -2,34 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from msgspec import Struct
 
 from scantling import catalog
 from scantling.arith import round_up
+from scantling.claims import claim
 from scantling.costs.count import solve_width
 from scantling.errors import FieldError, ScantlingError, nearest
-from scantling.laws import bounds, head_width_excess, law
-from scantling.laws.claims import claims
+from scantling.laws import bounds
 from scantling.quantity import Quantity
 from scantling.search.candidate import (
+    DIMENSIONS,
     UNPRICED,
     Candidate,
     axis_value,
-    binding,
     candidate,
     difference,
     power_of_two,
 )
 from scantling.search.kept import limits_of, priced
+from scantling.search.set_by import SET_BY
 from scantling.search.shape_priors import shape_priors
-from scantling.search.space import HEAD_WIDTHS, TIE_ABOVE, depth_step, limits, split
+from scantling.search.space import (
+    HEAD_WIDTHS,
+    depth_step,
+    limits,
+)
 from scantling.spec import Spec, check, dimensions, divisors, has, read, vary
-from scantling.units import bytes_text, count_text
+from scantling.units import count_text
 
-FIELDS = ("n_layer", "d_model", "n_head", "n_kv_head", "d_head", "d_ff", "vocab_size", "tied")
+FIELDS = (*DIMENSIONS, "tied")
 
 
 UNALIGNED = "rows are not 16-byte aligned, which tensor cores want; no public table prices that"
@@ -135,7 +139,7 @@ CLAIMS = {
     "d_model": ("hundred", "width-grows-faster"), "vocab_size": ("vocabulary-root",),
     "tied": ("tie-below",),
 }  # fmt: skip
-"""The rules of thumb about a field (``laws claims``)."""
+"""The rules of thumb about a field (``scantling claims``)."""
 
 BOUNDS = {
     "n_kv_head": ("n_kv_head", "kv_group"), "n_head": ("attention_width_ratio",),
@@ -148,10 +152,9 @@ def rules(c: Candidate, field: str) -> tuple[str, ...]:
     """Rules about a field: rules of thumb with their verdict, and bounds where evidence ends."""
     found = []
     for name in CLAIMS.get(field, ()):
-        one = claims().get(name)
-        if one is not None:
-            told = f"{one.statement}: {one.verdict}; {one.right}. {one.found}"
-            found.append(f"{told} [{', '.join(one.sources)}]")
+        one = claim(name)
+        told = f"{one.statement}: {one.verdict}; {one.right}. {one.found}"
+        found.append(f"{told} [{', '.join(one.sources)}]")
     for name in BOUNDS.get(field, ()):
         bound, value = bounds()[name], axis_value(c.dims(), c.features, name)
         if value is not None:
@@ -181,7 +184,7 @@ SPARSE = {"n_expert", "top_k", "d_expert", "d_shared"}
 def _is(c: Candidate, field: str, value: Any) -> tuple[str, str]:
     """What the value of an existing model implies."""
     d, f = c.dims(), c.features
-    total = _total(c)
+    total = int(c.counted.total)
     if field == "d_ff":
         text = f"F/D {value / d['d_model']:.3g}"
         if f.mlp_attention_ratio is not None:
@@ -256,8 +259,9 @@ def _steps(
         found.append((round_up(value + 1, 128), {field: round_up(value + 1, 128)}, ""))
     elif field == "tied":
         found.append((not value, {field: not value}, ""))
-    elif field == "top_k":
-        found += [(v, {field: v}, "") for v in (value - 1, value + 1) if v > 0]
+    elif field in {"n_expert", "d_expert", "top_k"}:
+        by = {"n_expert": 8, "d_expert": step, "top_k": 1}[field]
+        found += [(v, {field: v}, "") for v in (value - by, value + by) if v > 0]
     else:  # experts, ranks, windows: half and double
         found += [(v, {field: v}, "") for v in (value // 2, value * 2) if v > 0]
     return found
@@ -338,89 +342,9 @@ def _set_by(c: Candidate, field: str, value: Any) -> tuple[str, str]:
     return SET_BY[field](c, value)
 
 
-def _depth(c: Candidate, value: int) -> tuple[str, str]:
-    one = law(c.budget.law)
-    text = f"depth against width: D/L {c.features.aspect:.0f}"
-    best = one.facts.constants.get("r0")
-    if best:
-        text += f", where the loss alone would take {best:.0f} and time alone a wider shape"
-    stages = ", ".join(map(str, divisors(value)))
-    return f"{text}; pipeline stages that divide it: {stages}", one.source
-
-
-def _width(c: Candidate, value: int) -> tuple[str, str]:
-    step = power_of_two(value)
-    tiles = "GEMM tiles of 128 are full" if step >= 128 else "GEMM tiles of 128 are cut"
-    text = f"the width that leaves D/L {c.features.aspect:.0f}; a multiple of {step}, so {tiles}"
-    return text, "nvidia-matmul-guide"
-
-
-def _heads(c: Candidate, value: int) -> tuple[str, str]:
-    ratio = c.features.attention_width_ratio
-    text = "attention width" if ratio is None else f"attention width H h/D {ratio:.2f}"
-    over = split(c.budget)
-    if over > 1 and value % over == 0:
-        text += f"; a multiple of {over}, so heads split over a node"
-    return text + _at_bound("attention_width_ratio", ratio), "bian2025"
-
-
-def _kv_heads(c: Candidate, value: int) -> tuple[str, str]:
-    group = c.features.kv_group
-    text = f"KV cache {bytes_text(c.kv_bytes_per_token)} a token"
-    if group is not None:
-        text += f", group {group:g}{_at_bound('kv_group', group)}"
-    return text + _at_bound("n_kv_head", value), "ainslie2023"
-
-
-def _head_width(_: Candidate, value: int) -> tuple[str, str]:
-    excess = float(head_width_excess(value))
-    return (
-        f"head-width excess {excess:.3f} nats at {value}{_at_bound('d_head', value)}",
-        "gadre2024",
-    )
-
-
-def _ffn_width(c: Candidate, _: int) -> tuple[str, str]:
-    b, ratio = c.budget, c.features.mlp_attention_ratio
-    text = f"solved so that the total is {count_text(_total(c))}, in steps of {b.multiple * b.tp}"
-    if ratio is not None:
-        text += f"; MLP/attention {float(ratio):.2f}{_at_bound('mlp_attention_ratio', ratio)}"
-    return text, "bian2025"
-
-
-def _vocabulary(c: Candidate, value: int) -> tuple[str, str]:
-    share = value * c.dims()["d_model"] / _total(c)
-    return f"given; the table is {share:.1%} of the parameters", "you"
-
-
-def _tied(c: Candidate, _: bool) -> tuple[str, str]:
-    if c.budget.tied is not None:
-        return "asked for", "you"
-    share = c.dims()["vocab_size"] * c.dims()["d_model"] / _total(c)
-    return f"table {share:.1%} of the parameters; rule: tie above {TIE_ABOVE:.0%}", "press2017"
-
-
-SET_BY: dict[str, Callable[[Candidate, Any], tuple[str, str]]] = {
-    "n_layer": _depth, "d_model": _width, "n_head": _heads, "n_kv_head": _kv_heads,
-    "d_head": _head_width, "d_ff": _ffn_width, "vocab_size": _vocabulary, "tied": _tied,
-}  # fmt: skip
-
-
-def _total(c: Candidate) -> int:
-    return int(c.counted.total)
-
-
-def _at_bound(axis: str, value: Any) -> str:
-    """What to add where a value lies on the bound of its axis."""
-    one = bounds()[axis]
-    if value is None or not binding(axis, float(value), one.low, one.high):
-        return ""
-    return f"; on the bound of {axis} ({limits(one.low, one.high)}): {one.reason}"
-
-
 def _shared_by(c: Candidate, field: str, value: Any) -> tuple[str, ...]:
     """Up to four known models with the same value, nearest in size first."""
-    total = _total(c)
+    total = int(c.counted.total)
     found = []
     for entry in sorted(catalog.named().values(), key=lambda m: abs(m.parameters - total)):
         spec = catalog.loaded(entry.name).spec

@@ -18,6 +18,7 @@ from scantling.costs.runtimes import runtime
 from scantling.hardware import chip
 from scantling.search.axes import (
     TIE_ABOVE,
+    depths,
     depths_of,
     expert_counts,
     grouped_rows,
@@ -144,11 +145,18 @@ def templates(b: Budget) -> Iterator[tuple[Spec, int]]:
                 yield Spec(1, vocab_size, stack, tied=tied, max_context=context), shared
 
 
+def _least_depth(spec: Spec) -> int:
+    """Layers below which a kind of layer would be missing: those of one whole cycle."""
+    *before, last = spec.decoder.layout
+    return sum(int(run.n) for run in before) + len(last.pattern)
+
+
 def _family(b: Budget, spec: Spec, rows: dict[str, NDArray[np.int64]], shared: int) -> Family:
     """The rows of a mixer that keep its limits, each with every choice of experts and widths."""
     import numpy as np
 
     first, last = depths_of(b, rows["d_model"])
+    first = np.maximum(first, np.searchsorted(depths(b), _least_depth(spec)))
     counts = np.maximum(last - first + 1, 0)
     limits = _limits(b, spec, rows)
     keep = np.flatnonzero(np.logical_and.reduce([*limits.values(), counts > 0]))

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 EPSILONS = {"loss": 0.002, "training_days": 0.2, "kv_bytes_per_token": 2048, "decode_s": 20e-6}
 """Differences not worth reading: nats, days, bytes, seconds."""
+FINEST = 40
+"""Boxes along what an objective ranges over, at least."""
 
 
 def non_dominated(values: NDArray[np.float64]) -> NDArray[np.bool_]:
@@ -48,19 +50,20 @@ def fold(
 
 
 def epsilons(values: NDArray[np.float64], names: tuple[str, ...] = OBJECTIVES) -> tuple[float, ...]:
-    """The sides of an epsilon box: the defaults, and at most 2 % of an objective's median.
+    """The sides of an epsilon box: the defaults, at most 2 % of an objective's median.
 
-    The cap keeps small models apart, whose days and bytes are below the defaults.
+    That keeps small models apart, whose days and bytes are below the defaults. Nor is a side more
+    than a fortieth of what an objective ranges over: wider boxes cost a front of few tens of
+    shapes 2 % of the volume it dominates, these less than 1 %.
     """
     import numpy as np
 
-    medians = 0.02 * np.median(values, axis=0)
-    return tuple(
-        EPSILONS[name]
-        if name == "loss"
-        else min(EPSILONS.get(name, math.inf), float(median) or math.inf)
-        for name, median in zip(names, medians, strict=True)
-    )
+    medians, spans = 0.02 * np.median(values, axis=0), np.ptp(values, axis=0) / FINEST
+    sides = []
+    for name, median, span in zip(names, medians, spans, strict=True):
+        most = math.inf if name == "loss" else float(median) or math.inf
+        sides.append(min(EPSILONS.get(name, math.inf), most, float(span) or math.inf))
+    return tuple(sides)
 
 
 def thin(values: NDArray[np.float64], epsilons: tuple[float, ...]) -> NDArray[np.intp]:

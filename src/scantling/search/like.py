@@ -91,10 +91,11 @@ def _kinds(spec: Spec) -> dict[str, Any]:
             kind.name for kind in spec.decoder.kinds
             if any(isinstance(n, Window) for _, n in nodes(kind))
         }  # fmt: skip
-        order = [name in local for name in spec.decoder.expand()]
-        whole = len(order) - sum(order)
-        if whole:
-            found = {"layout": f"{max(1, round(sum(order) / whole))}:1", "window": windows.pop()}
+        pattern = max(spec.decoder.layout, key=lambda run: run.n).pattern
+        near = sum(name in local for name in pattern)
+        if 0 < near < len(pattern):
+            ratio = max(1, round(near / (len(pattern) - near)))
+            found = {"layout": f"{ratio}:1", "window": windows.pop()}
     return found
 
 

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from scantling import catalog
 from scantling.costs.count import parameters
 from scantling.errors import FieldError
+from scantling.search.axes import depth_step
 from scantling.search.budget import Budget, Range, budget
 from scantling.search.candidate import Candidate
 from scantling.sources import read_data
@@ -83,7 +84,7 @@ def restricted(model: catalog.Loaded, given: Mapping[str, Any]) -> Budget:
 
     Example:
         >>> b = restricted(catalog.load("llama-3.1-8b"), {"params": "4B"})
-        >>> b.listed["n_kv_head"], b.bounded["n_layer"].high, b.fixed["d_head"]
+        >>> b.listed["n_kv_head"], b.bounded["n_head"].high, b.fixed["d_head"]
         ((1, 2, 4, 8), 32, 128)
     """
     spec, known = model.spec, dict(given)
@@ -104,6 +105,10 @@ def restricted(model: catalog.Loaded, given: Mapping[str, Any]) -> Budget:
             fixed[field] = values[0]
         else:
             listed[field] = values
+    if "n_layer" not in {*fixed, *listed, *bounded}:
+        # even depths of a large model, as of any other, and its own
+        deep, step = int(spec.n_layer), depth_step(budget(**known))
+        listed["n_layer"] = tuple(sorted({*range(step, deep + 1, step), deep}))
     for field in ("n_layer", "d_model", "n_head", *(() if sparse else ("d_ff",))):
         most = int(getattr(spec, field))
         wanted = [fixed[field]] if field in fixed else list(listed.get(field, ()))

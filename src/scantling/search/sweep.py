@@ -151,6 +151,14 @@ def sweep(
     return replace(whole, stopped=stopped)
 
 
+def legal(space: Space, b: Budget) -> Iterator[tuple[NDArray[np.int64], Costs]]:
+    """Every shape of the right size and kind, not only the front: batches of rows and costs."""
+    for index, dims in _batches(_kept(space, b, CHUNK, empty({}))):
+        if len(dims["n_layer"]):
+            costs = Costs(vary(space.families[index].spec, **dims), b)
+            yield _rows(space, index, dims, costs.counted.total), costs
+
+
 def _nothing(space: Space, b: Budget, tally: Tally) -> Swept:
     """A sweep of no shapes."""
     import numpy as np

@@ -1,0 +1,142 @@
+"""What set each field of a shape: a rule, a bound, or the weighing of the objectives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from scantling.laws import bounds, head_width_excess, law
+from scantling.search.candidate import Candidate, axis_value, binding, power_of_two
+from scantling.search.space import TIE_ABOVE, limit, limits, split, unpriced
+from scantling.spec import divisors
+from scantling.units import bytes_text, count_text
+
+
+def _depth(c: Candidate, value: int) -> tuple[str, str]:
+    one = law(c.budget.law)
+    text = f"depth against width: D/L {c.features.aspect:.0f}"
+    best = one.facts.constants.get("r0")
+    if best:
+        text += f", where the loss alone would take {best:.0f} and time alone a wider shape"
+    stages = ", ".join(map(str, divisors(value)))
+    return f"{text}; pipeline stages that divide it: {stages}", one.source
+
+
+def _width(c: Candidate, value: int) -> tuple[str, str]:
+    step = power_of_two(value)
+    tiles = "GEMM tiles of 128 are full" if step >= 128 else "GEMM tiles of 128 are cut"
+    text = f"the width that leaves D/L {c.features.aspect:.0f}; a multiple of {step}, so {tiles}"
+    return text, "nvidia-matmul-guide"
+
+
+def _heads(c: Candidate, value: int) -> tuple[str, str]:
+    ratio = c.features.attention_width_ratio
+    text = "attention width" if ratio is None else f"attention width H h/D {ratio:.2f}"
+    over = split(c.budget)
+    if over > 1 and value % over == 0:
+        text += f"; a multiple of {over}, so heads split over a node"
+    return text + _at_bound("attention_width_ratio", ratio), "bian2025"
+
+
+def _kv_heads(c: Candidate, value: int) -> tuple[str, str]:
+    group = c.features.kv_group
+    text = f"KV cache {bytes_text(c.kv_bytes_per_token)} a token"
+    if group is not None:
+        text += f", group {group:g}{_at_bound('kv_group', group)}"
+    return text + _at_bound("n_kv_head", value), "ainslie2023"
+
+
+def _head_width(_: Candidate, value: int) -> tuple[str, str]:
+    excess = float(head_width_excess(value))
+    return (
+        f"head-width excess {excess:.3f} nats at {value}{_at_bound('d_head', value)}",
+        "gadre2024",
+    )
+
+
+def _ffn_width(c: Candidate, _: int) -> tuple[str, str]:
+    b, ratio = c.budget, c.features.mlp_attention_ratio
+    if "n_expert" in c.dims():
+        why = "of the first layers, which have no experts: as wide as the experts a token passes"
+        return why, "deepseekv2"
+    text = f"solved so that the total is {count_text(_total(c))}, in steps of {b.multiple * b.tp}"
+    if ratio is not None:
+        text += f"; MLP/attention {float(ratio):.2f}{_at_bound('mlp_attention_ratio', ratio)}"
+    return text, "bian2025"
+
+
+def _vocabulary(c: Candidate, value: int) -> tuple[str, str]:
+    share = value * c.dims()["d_model"] / _total(c)
+    return f"given; the table is {share:.1%} of the parameters", "you"
+
+
+def _tied(c: Candidate, _: bool) -> tuple[str, str]:
+    if c.budget.tied is not None:
+        return "asked for", "you"
+    share = c.dims()["vocab_size"] * c.dims()["d_model"] / _total(c)
+    return f"table {share:.1%} of the parameters; rule: tie above {TIE_ABOVE:.0%}", "press2017"
+
+
+def _experts(c: Candidate, value: int) -> tuple[str, str]:
+    share = c.dims()["top_k"] / value
+    text = (
+        f"a token passes {share:.1%} of the experts, {count_text(float(c.counted.active))} in all"
+    )
+    return text + _on_axis(c, "active_share"), "abnar2025"
+
+
+def _top_k(c: Candidate, value: int) -> tuple[str, str]:
+    return f"{value} of {c.dims()['n_expert']} experts a token; one or two are of coarse experts", \
+        "krajewski2024"  # fmt: skip
+
+
+def _expert_width(c: Candidate, value: int) -> tuple[str, str]:
+    b, d = c.budget, c.dims()
+    size = f"the total is {count_text(_total(c))}"
+    text = (
+        f"solved so that {size}, in steps of {b.multiple * b.tp}; {value / d['d_model']:.3g} of D"
+    )
+    return text + _on_axis(c, "expert_width_ratio"), "krajewski2024"
+
+
+def _shared(c: Candidate, value: int) -> tuple[str, str]:
+    return f"experts every token passes, {value / c.dims()['d_expert']:g} of an expert's width", \
+        "marin-experiments"  # fmt: skip
+
+
+def _rank(c: Candidate, value: int) -> tuple[str, str]:
+    ranks = [a.why for a in unpriced(c.budget) if a.name in {"kv_rank", "q_rank"}]
+    return f"{value / c.dims()['d_model']:.3g} of D; by rule: {'; '.join(ranks)}", "deepseekv2"
+
+
+def _window(c: Candidate, value: int) -> tuple[str, str]:
+    text = f"{value / c.budget.train_context:.3g} of a training sequence, in {c.budget.layout}"
+    return f"{text} local to global layers", "gemma3"
+
+
+def _on_axis(c: Candidate, axis: str) -> str:
+    """What to add where a shape lies on the bound of an axis that known models set."""
+    value, one = axis_value(c.dims(), c.features, axis), limit(c.budget, axis)
+    if value is None or one.opened or not binding(axis, value, one.low, one.high):
+        return ""
+    return f"; on the bound of {axis} ({limits(one.low, one.high)}): {one.why}"
+
+
+SET_BY: dict[str, Callable[[Candidate, Any], tuple[str, str]]] = {
+    "n_layer": _depth, "d_model": _width, "n_head": _heads, "n_kv_head": _kv_heads,
+    "d_head": _head_width, "d_ff": _ffn_width, "vocab_size": _vocabulary, "tied": _tied,
+    "n_expert": _experts, "top_k": _top_k, "d_expert": _expert_width, "d_shared": _shared,
+    "kv_rank": _rank, "q_rank": _rank, "window": _window,
+}  # fmt: skip
+
+
+def _total(c: Candidate) -> int:
+    return int(c.counted.total)
+
+
+def _at_bound(axis: str, value: Any) -> str:
+    """What to add where a value lies on the bound of its axis."""
+    one = bounds()[axis]
+    if value is None or not binding(axis, float(value), one.low, one.high):
+        return ""
+    return f"; on the bound of {axis} ({limits(one.low, one.high)}): {one.reason}"

@@ -1,0 +1,220 @@
+"""The engine: what rules see, how they are chosen, and what holds of all of them."""
+
+import dataclasses
+import json
+
+import pytest
+from msgspec.structs import replace
+
+import scantling
+from illegal_configs import HARMS, HYBRID, LLAMA, MAMBA, MOE, changed
+from scantling import catalog
+from scantling.errors import FieldError
+from scantling.formats.checkpoint import Checkpoint
+from scantling.quantity import Quantity
+from scantling.rules import Subject, find_rule, lint, load_rules, select, setting, subject
+from scantling.rules.backends import backends
+from scantling.rules.setting import runtimes
+from scantling.sources import sources
+from scantling.spec import DeepNorm, Layer, vary
+
+RULES = list(load_rules().values())
+
+
+def codes(report):
+    return {f.code for f in report.findings}
+
+
+# ---------------------------------------------------------------- all rules
+
+
+def test_there_are_forty_five_rules_or_more():
+    assert len(RULES) >= 45
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda r: r.code)
+def test_a_page_says_the_rule_its_exceptions_and_its_sources(rule):
+    assert len(rule.title) <= 100
+    assert rule.title.endswith(".")
+    assert "Exceptions:" in rule.page
+    assert rule.sources
+    assert all(key in sources() for key in rule.sources)
+
+
+def test_slugs_are_different_and_in_words():
+    slugs = [r.slug for r in RULES]
+    assert len(set(slugs)) == len(slugs)
+    assert all(slug == slug.lower() and " " not in slug for slug in slugs)
+
+
+def test_limits_of_kernels_and_runtimes_carry_a_source():
+    for one in (*backends().values(), *runtimes().values()):
+        assert one.sources
+        assert all(key in sources() for key in one.sources)
+
+
+def test_runtimes_name_kernels_that_there_are():
+    assert all(name in backends() for r in runtimes().values() for name in r.kernels)
+
+
+@pytest.mark.parametrize("harm", HARMS, ids=lambda h: h.code)
+def test_every_finding_says_what_and_where_in_one_line(harm):
+    config = changed(harm.base, harm.change)
+    for f in lint(config, setting(**harm.setting), name=harm.name).findings:
+        assert f.field
+        assert len(f.message.splitlines()) == 1
+        assert all(key in sources() for key in f.source)
+        json.dumps(f.to_json())
+        if f.gain is not None and f.gain.kind != "exact":
+            assert isinstance(f.gain, Quantity)
+            assert f.gain.low <= f.gain.value <= f.gain.high
+            assert f.gain.why
+
+
+# ---------------------------------------------------------------- what is read
+
+
+def test_a_spec_is_linted_as_a_config_is():
+    """But for keys, which it has not: fields have their own names."""
+    spec = vary(catalog.model("gpt2"), vocab_size=50257)
+    (found,) = [f for f in lint(spec).findings if f.level == "warning"]
+    assert (found.code, found.field) == ("SC501", "vocab_size")
+
+
+def test_an_illegal_spec_is_reported_on():
+    spec = vary(catalog.model("llama-3-8b"), n_kv_head=6)
+    report = lint(spec)
+
+    assert not report.passed
+    assert "must divide n_head 32" in report.findings[0].message
+
+
+def test_several_things_wrong_are_all_told():
+    config = changed(LLAMA, {"num_key_value_heads": 5, "vocab_size": "many", "pad_token_id": 99999})
+    assert {"SC001", "SC101"} <= codes(lint(config))
+
+
+def test_what_no_rule_explains_is_told_in_the_words_of_the_reader():
+    config = {"model_type": "gemma3_text", "layer_types": ["full_attention"] * 3,
+              "num_hidden_layers": 4}  # fmt: skip
+    assert not lint(config).passed
+    assert not lint({"model_type": "opt", "word_embed_proj_dim": 0}).passed
+
+
+@pytest.mark.parametrize("config", [{}, {"hidden_size": 4}, {"model_type": "unheard-of"},
+                                    {"model_type": ["llama"]}, {"text_config": 3}])  # fmt: skip
+def test_what_is_no_model_at_all_cannot_be_linted(config):
+    with pytest.raises(FieldError):
+        lint(config)
+
+
+def test_a_type_in_no_table_is_linted_as_what_it_resembles():
+    report = lint(changed(LLAMA, {"model_type": "brand-new", "num_key_value_heads": 5,
+                                  "architectures": None}))  # fmt: skip
+    assert "SC101" in codes(report)
+    sound = lint(changed(LLAMA, {"model_type": "brand-new", "architectures": None}))
+    assert "SC013" in codes(sound)
+    assert sound.passed
+
+
+def test_a_config_is_not_written_to():
+    config = changed(LLAMA, {"rope_parameters": {"rope_type": "yarn", "factor": 2.0}})
+    before = json.dumps(config)
+    lint(config)
+    assert json.dumps(config) == before
+
+
+# ---------------------------------------------------------------- rules that need more
+
+
+def checkpoint(names):
+    @dataclasses.dataclass
+    class Weight:
+        name: str
+        role: str = "weight"
+
+    return Checkpoint(name="m", format="safetensors", file_bytes=0,
+                      tensors=tuple(Weight(n) for n in names))  # fmt: skip
+
+
+def test_a_tie_flag_is_held_against_the_checkpoint():
+    def asked(names, tied):
+        one = subject(changed(LLAMA, {"tie_word_embeddings": tied}))
+        one.checkpoint = checkpoint(names)
+        return [f.level for f in lint(one).findings if f.code == "SC012"]
+
+    table, head = "model.embed_tokens.weight", "lm_head.weight"
+    assert asked([table], tied=False) == ["warning"]
+    assert asked([table, head], tied=True) == ["warning"]
+    assert not asked([table, head], tied=False)
+    assert not asked([table], tied=True)
+
+
+@pytest.mark.parametrize(("layers", "alpha"), [(12, 24**0.25), (100, 200**0.25)])
+def test_deepnorm_has_the_scale_of_its_paper(layers, alpha):
+    """α = (2 L)^(1/4) of a decoder alone: table of Wang et al. (2022)."""
+
+    def with_alpha(value):
+        spec = vary(catalog.model("gpt2"), n_layer=layers)
+        kind = spec.decoder.kinds[0]
+        blocks = tuple(replace(b, residual=DeepNorm(value)) for b in kind.blocks)
+        stack = replace(spec.decoder, kinds=(Layer(kind.name, blocks),))
+        return replace(spec, decoder=stack)
+
+    assert "SC952" not in codes(lint(with_alpha(alpha)))
+    (found,) = [f for f in lint(with_alpha(1.0)).findings if f.code == "SC952"]
+    assert f"{alpha:.4g}" in found.message
+
+
+def test_a_model_without_attention_is_told_so_and_one_with_is_not():
+    assert "SC123" in codes(lint(MAMBA))
+    assert "SC123" not in codes(lint(HYBRID))
+
+
+def test_weights_that_a_chip_unpacks_are_told_so():
+    assert "SC407" in codes(lint("llama-3-8b", gpu="a100", quant="fp8"))
+    assert "SC407" not in codes(lint("llama-3-8b", gpu="h100", quant="fp8"))
+
+
+# ---------------------------------------------------------------- choice, setting
+
+
+def test_rules_about_a_split_are_silent_where_none_is_asked():
+    assert not {c for c in codes(lint(changed(LLAMA, {"num_hidden_layers": 29}))) if c[2] == "2"}
+
+
+def test_a_longer_prefix_wins_over_a_shorter_one():
+    assert set(select(["SC1"], ["SC101"])) == {c for c in load_rules() if c[:3] == "SC1"} - {
+        "SC101"
+    }
+    assert "SC101" in select(["SC101"], ["SC1"])
+    assert set(select([], ["SC1"])) == {c for c in load_rules() if c[:3] != "SC1"}
+
+
+def test_a_wrong_rule_is_answered_with_the_nearest():
+    with pytest.raises(FieldError, match="kv-heads-divide"):
+        find_rule("kv-heads-divid")
+
+
+def test_a_setting_knows_many_spellings():
+    one = setting(gpu="H100", runtime="TensorRT LLM", dtype="torch.bfloat16", quant="AWQ")
+    assert (one.runtime, one.dtype, one.quant) == ("tensorrt-llm", "bf16", "awq-int4")
+
+
+def test_experts_are_spread_over_the_ranks_there_are():
+    """EP 8 on TP 2 needs four data ranks: the plan takes the fewest that do."""
+    assert setting(ep=8, tp=2).plan.dp == 4
+    assert setting(ep=8, tp=2, gpus=32).plan.dp == 16
+    assert lint(MOE, setting(ep=8, tp=2)).passed
+
+
+def test_a_limit_belongs_to_its_runtime():
+    """A head of 80 runs in FlashAttention and llama.cpp, and not in FlashInfer."""
+    config = {**MOE, "head_dim": 80}
+    for runtime, passes in (("flashinfer", False), ("vllm", True), ("llama.cpp", True)):
+        assert lint(config, runtime=runtime).passed is passes
+
+
+def test_lint_is_a_verb_of_the_package():
+    assert scantling.lint("llama-3-8b").passed
+    assert isinstance(scantling.lint("gpt2").subject, Subject)
