@@ -34,7 +34,10 @@ def limits(function: F) -> F:
         click.option("--moe", is_flag=True,
                      help="A mixture of experts; --dense, the default, is none."),
         click.option("--dense", is_flag=True, help="Dense feed-forwards."),
-        click.option("--mixer", help="gqa (unless said), mla or hybrid."),
+        click.option("--kind", help="decoder (unless said) or encoder-decoder; its depths split by "
+                     "--fix encoder_ratio=1,2,12."),
+        click.option("--mixer", help="gqa (unless said), mla, hybrid (states of both kinds), "
+                     "gated-delta or mamba2."),
         click.option("--layout", help="full, or local to global layers: 5:1."),
         click.option("--window", type=CONTEXT, help="Window of the local layers: 1024."),
         click.option("--tied", is_flag=True, help="Tie embeddings and head."),
@@ -152,7 +155,7 @@ def read_limits(given: dict[str, Any]) -> dict[str, Any]:
 
 PASSED = (
     "serve_batch", "tolerance", "tp", "days", "gpu_hours", "kv_bytes_per_token",
-    "multiple", "dtype", "kv_dtype", "law", "active", "mixer", "layout", "window",
+    "multiple", "dtype", "kv_dtype", "law", "active", "kind", "mixer", "layout", "window",
     "unique_tokens", "memory", "kv_bytes", "serve_gpus", "price", "cost_per_million", "pp", "ep",
     "quant", "runtime", "equal", "prior", "beat",
 )  # fmt: skip

@@ -93,6 +93,8 @@ def print_front(out: Console, front: Front, rows: int = 12) -> None:
            f"knee of the front by your weights {b.weights}" if b.weights else
            f"the knee of cost among the {equal} shapes whose loss the law cannot tell from the "
            f"best (within {front.equal_within:.3f} nats)")  # fmt: skip
+    if not (c.priced or b.weights or b.lexicographic):
+        how = "the knee of all costs: no law prices its loss"
     out.print(f"[bold]▶ {c.name}[/bold] is {how}.")
     ratios = ", ".join(f"{k} {v:.3g}" for k, v in c.shape().items())
     out.print(f"  {c.counted.total:,} parameters, body {c.counted.body:,}; {ratios}")
@@ -140,9 +142,11 @@ def _front_table(front: Front, rows: int) -> Table:
 
 
 def _row(c: Candidate, reference: Candidate) -> list[str]:
-    loss = difference(c, reference)
-    half = ((loss.high or 0) - (loss.low or 0)) / 2
-    delta = "0" if c is reference else f"{loss.value:+.4f} ± {half:.3f}"
+    delta = "0" if c is reference else "not priced"
+    if c.priced and reference.priced and c is not reference:
+        loss = difference(c, reference)
+        half = ((loss.high or 0) - (loss.low or 0)) / 2
+        delta = f"{loss.value:+.4f} ± {half:.3f}"
     params = count_text(float(c.counted.total))
     if c.counted.active != c.counted.total:
         params += f" / {count_text(float(c.counted.active))}"
@@ -161,12 +165,12 @@ def _row(c: Candidate, reference: Candidate) -> list[str]:
 def _honest(front: Front) -> str:
     c, b = front.chosen, front.budget
     train, decode = c.train, c.decode
+    loss = f"Δ loss is nats/token at equal {_alike(front)}, law '{b.law}'; " if c.priced else ""
     text = (
-        f"Exact: parameters, FLOPs, KV bytes. ±: Δ loss is nats/token at equal {_alike(front)}, "
-        f"law '{b.law}'; days {float(train.low_s) / 86400:.3g} to "
+        f"Exact: parameters, FLOPs, KV bytes. ±: {loss}days {float(train.low_s) / 86400:.3g} to "
         f"{float(train.high_s) / 86400:.3g} and {float(decode.low_s) * 1e3:.3g} to "
-        f"{float(decode.high_s) * 1e3:.3g} ms for the choice (90 % of public measurements, for a plain split: scantling plan finds one that "
-        f"fits)."
+        f"{float(decode.high_s) * 1e3:.3g} ms for the choice (90 % of public measurements, for "
+        f"a plain split: scantling plan finds one that fits)."
     )
     if c.extrapolation > 1:
         text += f" The loss is extrapolated ×{c.extrapolation:.1f} beyond the largest fitted model."

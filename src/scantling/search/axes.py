@@ -10,6 +10,7 @@ from msgspec import Struct
 from scantling.arith import ceil_div, round_up
 from scantling.laws import bounds, law, vocabulary
 from scantling.search.budget import LARGEST_DEPTH, Budget
+from scantling.search.kinds import EVEN, hybrids
 from scantling.search.peers import expert_range, peer_range
 
 if TYPE_CHECKING:
@@ -49,6 +50,12 @@ OPENED_BY = {
 }  # fmt: skip
 """The dimension that opens an axis when the user fixes it."""
 
+BESIDE_ENCODER = {
+    "kv_group": (1, 1, "T5's attention keeps a KV head for every query head"),
+    "aspect": (42, 86, "width over the mean depth of both: the middle half of T5, UL2 and BART"),
+}  # fmt: skip
+"""Bounds of encoder-decoders: attention of T5, and released shapes (t5-configs)."""
+
 OF_EXPERTS = ("expert_width_ratio", "active_width_ratio", "active_share")
 """Ratios that only a mixture of experts has; known models with experts bound them."""
 
@@ -75,6 +82,8 @@ def limit(b: Budget, name: str) -> Axis:
     """The bounds of one axis: the user's, an ablation's, the law's domain, or those of peers."""
     if name in b.bounded:
         return Axis(name, b.bounded[name].low, b.bounded[name].high, f"--bound {name}", opened=True)
+    if b.kind != "decoder" and name in BESIDE_ENCODER:
+        return Axis(name, *BESIDE_ENCODER[name])
     field = OPENED_BY[name]
     if is_given(b, field) or (field in b.bounded and field in {"n_kv_head", "n_layer"}):
         return Axis(name, None, None, f"opened by --fix or --bound {field}", opened=True)
@@ -170,7 +179,7 @@ def depth_step(b: Budget) -> int:
     """
     asked = "n_layer" in b.bounded and b.prior is None  # a prior narrows, it opens nothing
     free = not is_given(b, "n_layer") and not asked
-    uneven = b.moe and b.mixer == "mla"
+    uneven = (b.moe and b.mixer == "mla") or b.kind != "decoder"  # a decoder may have one layer
     step = 2 if free and not uneven and passed(b) >= 10**9 else 1
     return math.lcm(step, b.pp)
 
@@ -188,8 +197,11 @@ def depths(b: Budget) -> NDArray[np.int64]:
     return kept
 
 
-def depths_of(b: Budget, width: Any) -> tuple[Any, Any]:
+def depths_of(b: Budget, width: Any, encoder: int = 0) -> tuple[Any, Any]:
     """Of the depths there may be, the first and last of each width: D/L keeps its bounds.
+
+    With e layers of an encoder to one of the decoder, L is the mean of both, (1 + e)/2 times the
+    decoder's.
 
     Returns:
         Places in ``depths``; the last lies before the first where there is none.
@@ -199,8 +211,9 @@ def depths_of(b: Budget, width: Any) -> tuple[Any, Any]:
     known, aspect = depths(b), limit(b, "aspect")
     low, high = np.zeros_like(width), np.full_like(width, LARGEST_DEPTH)
     if aspect.low is not None and aspect.high is not None:
-        low = np.ceil(width / aspect.high - ROUNDING)
-        high = np.floor(width / aspect.low + ROUNDING)
+        share = 2 / (1 + encoder) if encoder else 1
+        low = np.ceil(width / aspect.high * share - ROUNDING)
+        high = np.floor(width / aspect.low * share + ROUNDING)
     return np.searchsorted(known, low, "left"), np.searchsorted(known, high, "right") - 1
 
 
@@ -363,10 +376,11 @@ def unpriced(b: Budget) -> list[Axis]:
     step = depth_step(b)
     return [
         *(limit(b, name) for name in bounded_axes(b)),
-        Axis("tied", None, None, "--tied or --untied" if b.tied is not None else rule,
+        Axis("tied", None, None, "--tied or --untied" if b.tied is not None else
+             rule if b.kind == "decoder" else OWN_HEAD,
              opened=b.tied is not None),
         Axis("layout", None, None, _layout_reason(b), opened=b.layout != "full"),
-        *_rank_axes(b),
+        *_rank_axes(b), *_state_axes(b), *_encoder_axes(b),
         *([Axis("vocab_size", None, None, "as listed, each with the same text: only its size and "
                 "its tokens are priced", opened=True)] if "vocab_size" in b.listed else []),
         Axis("heads_split_over", over, over, heads, opened=b.tp > 1),
@@ -382,20 +396,54 @@ def bounded_axes(b: Budget) -> list[str]:
     if b.moe:
         found += OF_EXPERTS
     else:
-        found += ["mlp_attention_ratio"] if b.mixer == "gqa" else []
+        decoder = b.kind == "decoder"
+        found += ["mlp_attention_ratio"] if b.mixer == "gqa" and decoder else []
         found.append("ffn_width_ratio")
     priced = "r0" in law(b.law).facts.constants and not b.moe
-    if not priced or extrapolated(b) or "aspect" in b.bounded:
+    if not priced or extrapolated(b) or "aspect" in b.bounded or b.kind != "decoder":
         found.append("aspect")
     return found
 
 
 def _layout_reason(b: Budget) -> str:
-    if b.mixer == "hybrid":
+    if b.kind != "decoder":
+        return "every layer attends to all of its input, and the decoder's to all of the encoder's"
+    if hybrids(b):
         return "attention in one layer of 4 to 8: losses are flat between (kimi linear, mamba-2)"
     if b.layout == "full":
         return "every layer attends to the whole context"
     return f"{b.layout} layers with a window of {b.window:,} to those without: asked for"
+
+
+OWN_HEAD = "T5 v1.1 has a head of its own"
+DEEP_ENCODER = (
+    "12 and 1 layers kept the BLEU of 6 and 6 (35.06 and 24.19 to 34.71 and 24.22, WMT17 EN-ZH and "
+    "back) at 2.7 to 2.9 times the speed; 6 and 1, merely cut, lost about 1 (27.4 for 28.3)"
+)
+"""What was published of the depth split, of translation alone (kasai2020)."""
+
+
+def _encoder_axes(b: Budget) -> list[Axis]:
+    if b.kind == "decoder":
+        return []
+    ratios = values(b, "encoder_ratio", EVEN)
+    return [Axis("encoder_ratio", min(ratios, default=None), max(ratios, default=None),
+                 f"layers of the encoder to one of the decoder: as many, as T5, unless asked for; "
+                 f"{DEEP_ENCODER}", opened=is_given(b, "encoder_ratio")),
+            Axis("loss", None, None, "no law was fitted to encoder-decoders: shapes of this size "
+                 "count as equal and are ranked by cost", opened=True)]  # fmt: skip
+
+
+STATES = {
+    "gated-delta": "keys as wide as the stream in heads of 128, values twice that: Qwen3-Next",
+    "mamba2": "twice the width in heads of 64, a state of 128, groups that split like the heads: "
+    "Bamba, Nemotron-H, Granite 4",
+}
+"""How wide a mixer with a state is, by rule."""
+
+
+def _state_axes(b: Budget) -> list[Axis]:
+    return [Axis(f"{name} state", None, None, STATES[name]) for name in hybrids(b)]
 
 
 def _rank_axes(b: Budget) -> list[Axis]:

@@ -62,7 +62,8 @@ class Budget(Struct, frozen=True, kw_only=True):
         active: Parameters a token passes; makes it a mixture of experts.
         active_tolerance: Accepted relative distance from ``active``.
         moe: A mixture of experts, also where ``active`` is left to the search.
-        mixer: ``gqa``, ``mla`` or ``hybrid``.
+        kind: ``decoder`` or ``encoder-decoder``.
+        mixer: ``gqa``, ``mla``, ``hybrid``, ``gated-delta`` or ``mamba2``.
         layout: ``full``, or local layers to global ones: ``5:1``.
         window: Window of the local layers.
         listed: Axes with a list of values.
@@ -111,6 +112,7 @@ class Budget(Struct, frozen=True, kw_only=True):
     active: int | None = None
     active_tolerance: float = 0.02
     moe: bool = False
+    kind: str = "decoder"
     mixer: str = "gqa"
     layout: str = "full"
     window: int | None = None
@@ -206,6 +208,8 @@ def budget(*, params: float | str | None = None, tokens: float | str | None = No
         f"{name}: {value}" for name, field, value in DEFAULTS if field not in given
     ]  # fmt: skip
     _add_window(given, assumed)
+    if given.get("kind", "decoder") != "decoder":
+        assumed.append("source: the encoder reads as many tokens as the decoder writes")
     found = Budget(params=size, tokens=trained, flops=work, assumed=tuple(assumed), **given)
     check(found)
     return found

@@ -30,8 +30,9 @@ from scantling.spec import Spec, dimensions
 from scantling.units import bytes_text, count_text
 
 DIMENSIONS = (
-    "n_layer", "d_model", "n_head", "n_kv_head", "d_head", "d_ff", "vocab_size", "n_expert",
-    "top_k", "d_expert", "d_shared", "kv_rank", "q_rank", "d_nope", "d_rope", "d_value", "window",
+    "n_layer", "n_encoder_layer", "d_model", "n_head", "n_kv_head", "d_head", "d_ff", "vocab_size",
+    "n_expert", "top_k", "d_expert", "d_shared", "kv_rank", "q_rank", "d_nope", "d_rope", "d_value",
+    "window", "n_key_head", "n_value_head", "d_inner", "n_ssm_head", "d_state",
 )  # fmt: skip
 
 
@@ -61,8 +62,15 @@ class Candidate(Struct, frozen=True, kw_only=True):
         return float(self.train.value_s) / DAY_S
 
     @property
+    def priced(self) -> bool:
+        """Whether a law prices the loss: none was fitted to encoder-decoders."""
+        return self.spec.encoder is None
+
+    @property
     def extrapolation(self) -> float:
         """How many times the size lies beyond what the law was fitted to."""
+        if not self.priced:
+            return 1.0
         return float(law(self.budget.law).extrapolation(self.features))
 
     @property
@@ -78,8 +86,10 @@ class Candidate(Struct, frozen=True, kw_only=True):
     def shape(self) -> dict[str, float]:
         """The ratios that engineers compare."""
         d, f = self.dims(), self.features
-        found: dict[str, float] = {"D/L": round(d["d_model"] / d["n_layer"], 2)}
-        passed = width_ratios(d).get("active_width_ratio")
+        ratios = width_ratios(d)
+        aspect, passed = ratios.get("aspect", d["d_model"] / d["n_layer"]), ratios.get(
+            "active_width_ratio")  # fmt: skip
+        found: dict[str, float] = {"D/L": round(aspect, 2)}
         if passed is not None or "d_ff" in d:  # of a mixture all that a token passes
             found["F/D"] = round(d["d_ff"] / d["d_model"] if passed is None else passed, 3)
         if f.mlp_attention_ratio is not None:
@@ -131,13 +141,15 @@ def shape_name(spec: Spec) -> str:
     """
     d = dimensions(spec)
     name = f"{d['n_layer']}x{d['d_model']}"
+    if "n_encoder_layer" in d:
+        name = f"{d['n_encoder_layer']}+{name}"
     if {"d_head", "n_head", "n_kv_head"} <= set(d):
         name += f"-h{d['d_head']}-{d['n_head']}q{d['n_kv_head']}kv"
     elif "kv_rank" in d:
         name += f"-{d['n_head']}q-r{d['kv_rank']}"
     pattern = spec.decoder.layout[-1].pattern
     if len(pattern) > 1:
-        name += f"-{len(pattern) - 1}to1"
+        name += f"-{len(pattern) - 1}to1" + ("-mamba2" if "n_ssm_head" in d else "")
     if "n_expert" in d:
         name += f"-e{d['n_expert']}k{d['top_k']}x{d['d_expert']}"
     return f"{name}-f{d['d_ff']}" if "d_ff" in d else name
@@ -215,6 +227,9 @@ def findings(c: Candidate) -> list[dict[str, str]]:
         found.append({"code": code, "level": level, "field": field, "message": message})
 
     one = law(c.budget.law)
+    if not c.priced:
+        add("NOT-PRICED", "note", "loss", "no law was fitted to encoder-decoders: no loss is "
+            "claimed, shapes of this size are ranked by cost")  # fmt: skip
     if c.extrapolation > 1:
         largest = one.domain[one.counts][1]
         add(
@@ -225,7 +240,7 @@ def findings(c: Candidate) -> list[dict[str, str]]:
             f"a {one.counts} "
             f"of at most {largest / 1e9:.2g} B",
         )
-    for axis, (low, high) in one.domain.items():
+    for axis, (low, high) in one.domain.items() if c.priced else ():
         value = {"tokens": c.budget.tokens, one.counts: one.size(c.features)}.get(axis)
         if value is not None and (value < low or (value > high and axis == "tokens")):
             times = low / value if value < low else value / high
@@ -310,13 +325,15 @@ def to_json(c: Candidate, reference: Candidate | None = None) -> dict[str, Any]:
     b, one, p = c.budget, law(c.budget.law), c.counted
     served = serving(b)
     half = float(one.interval(c.features))
-    loss = Quantity(
-        value=c.loss, low=c.loss - half, high=c.loss + half + c.loss_upper - c.loss,
-        unit="nats/token", kind="fitted",
-        why=(f"recipe: {one.recipe}", f"law {one.name}", f"source {one.source}"),
-    ).to_json()  # fmt: skip
-    loss["law"], loss["extrapolated"] = one.name, round(c.extrapolation, 2)
-    if reference is not None:
+    loss = None
+    if c.priced:
+        loss = Quantity(
+            value=c.loss, low=c.loss - half, high=c.loss + half + c.loss_upper - c.loss,
+            unit="nats/token", kind="fitted",
+            why=(f"recipe: {one.recipe}", f"law {one.name}", f"source {one.source}"),
+        ).to_json()  # fmt: skip
+        loss["law"], loss["extrapolated"] = one.name, round(c.extrapolation, 2)
+    if loss is not None and reference is not None and reference.priced:
         loss["difference"] = difference(c, reference).to_json()
         loss["difference_to"] = reference.name
     return {

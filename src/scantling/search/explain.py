@@ -125,7 +125,8 @@ def explain(c: Candidate, field: str, *, existing: bool = False) -> Reason:
     value: Any = c.spec.tied if field == "tied" else int(read(c.spec, field))
     set_by, source = _is(c, field, value) if existing else _set_by(c, field, value)
     near: list[Neighbour] = []
-    for other, changes, note in _steps(c, field, value, existing):
+    alone = existing or field not in BY_WIDTH
+    for other, changes, note in _steps(c, field, value, existing) if alone else ():
         try:
             check(vary(c.spec, **changes))
             hold = field not in {"d_ff", *SPARSE}
@@ -179,6 +180,8 @@ HF_NAMES = {
 }  # fmt: skip
 """What people type for a field, and its name here."""
 
+BY_WIDTH = {"n_key_head", "n_value_head", "d_inner", "n_ssm_head", "d_state"}
+"""Fields of mixers with a state, which the width decides."""
 SPARSE = {"n_expert", "top_k", "d_expert", "d_shared"}
 """Fields whose neighbours change the size: no dense FFN width can hold it."""
 
@@ -204,7 +207,7 @@ def _is(c: Candidate, field: str, value: Any) -> tuple[str, str]:
         if "n_head" in d and "d_head" in d and d["n_head"] * d["d_head"] == value:
             text += f"; {d['n_head']} heads of {d['d_head']}"
         return text, "nvidia-matmul-guide"
-    if field in SET_BY:
+    if field in SET_BY and field not in BY_WIDTH:
         return SET_BY[field](c, value)
     return f"{count_text(value)}; a multiple of {power_of_two(int(value))}", "nvidia-matmul-guide"
 
@@ -238,7 +241,7 @@ def _steps(
     found: list[tuple[Any, dict[str, Any], str]] = []
     if existing and field in {"d_model", "d_ff", "vocab_size"} and value > 2:
         found.append((value - 1, {field: value - 1}, UNALIGNED))
-    if field == "n_layer":
+    if field in {"n_layer", "n_encoder_layer"}:
         by = 1 if existing else depth_step(c.budget)
         found += [(v, {field: v}, "") for v in (value - by, value + by) if v > 0]
     elif field in {"d_model", "d_ff"}:
@@ -254,8 +257,10 @@ def _steps(
                 found.append((same, _same_width(spec, value, same), "same attention width"))
     elif field == "n_head":
         unit = int(read(spec, "n_kv_head")) if has(spec, "n_kv_head") else 1
-        unit = unit if existing else math.lcm(unit, split(c.budget))
-        found += [(v, {field: v}, "") for v in (value - unit, value + unit) if v > 0]
+        own = not existing and unit == value  # a KV head each, and so the neighbours
+        unit = unit if existing else math.lcm(1 if own else unit, split(c.budget))
+        found += [(v, {field: v} | ({"n_kv_head": v} if own else {}), "")
+                  for v in (value - unit, value + unit) if v > 0]  # fmt: skip
     elif field == "n_kv_head":
         found += [(v, {field: v}, "") for v in _around(divisors(int(spec.n_head)), value)]
     elif field == "vocab_size":
@@ -294,8 +299,9 @@ def _neighbour(
         multiple = min(power_of_two(width), c.budget.multiple)
         spec = vary(spec, d_ff=solve_width(spec, int(c.counted.total), multiple))
     other = candidate(spec, c.budget)
+    loss = difference(other, c) if c.priced and not UNPRICED & set(changes) else None
     return Neighbour(
-        value, None if UNPRICED & set(changes) else difference(other, c), other.days / c.days - 1,
+        value, loss, other.days / c.days - 1,
         other.kv_bytes_per_token / c.kv_bytes_per_token - 1 if c.kv_bytes_per_token else 0.0,
         float(other.decode.value_s / c.decode.value_s) - 1,
         int(other.counted.total - c.counted.total), note, _others(c, other),

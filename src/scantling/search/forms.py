@@ -32,6 +32,10 @@ if TYPE_CHECKING:
 QUANTITIES = ("total", "active", "mlp", "attention")
 
 
+ENCODER = "encoder"
+"""The one kind of layer of an encoder."""
+
+
 class Form(Struct, frozen=True):
     """One quantity of a family: what lies outside layers, and by kind a and b of a + b F."""
 
@@ -63,26 +67,33 @@ def forms(family: Family, b: Budget) -> dict[str, Form]:
 
     count = len(next(iter(family.rows.values())))
     every = np.arange(count)
-    found: dict[str, tuple[Any, dict[str, Any]]] = {}
-    for kind in family.spec.decoder.kinds:
-        # outside and one layer, two layers, and one layer of a width more
-        one, two, wider = (
-            _quantities(_only(family, kind.name, every, n, width), b)
-            for n, width in ((1, 0), (2, 0), (1, 1))
-        )
+    outside: dict[str, Any] = {}
+    slopes: dict[str, dict[str, Any]] = {}
+    kinds = [kind.name for kind in family.spec.decoder.kinds]
+    for kind in (*kinds, *((ENCODER,) if family.encoder else ())):
+        # outside and one layer, two layers, and both of a width more
+        one, two, wider, widest = (
+            _quantities(_only(family, kind, every, n, width), b)
+            for width in (0, 1) for n in (1, 2)
+        )  # fmt: skip
         for name, value in one.items():
             layer = two[name] - value
-            outside, kinds = found.setdefault(name, (_column(value - layer, count), {}))
-            kinds[kind.name] = (_column(layer, count), _column(wider[name] - value, count))
-            assert outside is found[name][0]
-    return {name: Form(outside, kinds) for name, (outside, kinds) in found.items()}
+            # beside one layer of an encoder, which is no more outside than the decoder's is
+            outside[name] = outside[name] - layer if kind == ENCODER else value - layer
+            slope = widest[name] - wider[name] - layer
+            slopes.setdefault(name, {})[kind] = (_column(layer, count), _column(slope, count))
+    return {name: Form(_column(value, count), slopes[name]) for name, value in outside.items()}
 
 
 def _only(family: Family, kind: str, row: Any, n: int, width: int) -> Spec:
-    """The rows of a family with n layers of one kind alone."""
+    """The rows of a family with n layers of one kind alone, beside one of an encoder if any."""
     dims = family.dims(row, n, width)
     del dims["n_layer"]
+    if family.encoder:
+        dims["n_encoder_layer"] = n if kind == ENCODER else 1
     spec = vary(family.spec, **dims)
+    if kind == ENCODER:
+        return spec
     stack = replace(spec.decoder, kinds=(spec.decoder.kind(kind),), layout=(Run((kind,), n),))
     return replace(spec, decoder=stack)
 
@@ -128,7 +139,9 @@ def count(
     family: Family, found: dict[str, Form], index: int, row: Any, depth: Any, b: Budget
 ) -> Counted:
     """Count shapes; the width brings the total nearest to the budget, as ``solve_width`` does."""
-    layers = vary(family.spec, n_layer=depth).decoder.occurrences()
+    layers: dict[str, Any] = {**vary(family.spec, n_layer=depth).decoder.occurrences()}
+    if family.encoder:
+        layers[ENCODER] = depth * family.encoder
     constant, slope = found["total"].at(row, layers)
     if family.lead in family.rows:
         width = family.rows[family.lead][row]

@@ -23,10 +23,25 @@ RATIOS = ("kv_group", "attention_width_ratio", "mlp_attention_ratio", "ffn_width
 EXPERT_RATIOS = ("active_share", "expert_width_ratio", "active_width_ratio")
 """k/E, the width of an expert over D, and all feed-forward width a token passes over D."""
 
-MIXERS = ("gqa", "mla", "hybrid")
+KINDS = ("decoder", "encoder-decoder")
+ENCODER_AXES = (*AXES, "encoder_ratio")
+"""Dimensions beside an encoder; the ratio is its layers to one of the decoder."""
+EVEN = (1,)
+"""As many layers on both sides, as T5 has; nothing prices another split, so it is asked for."""
+ENCODER_RATIOS = (1, 2, 3, 6, 12)
+"""From there to the deepest encoder that was published (kasai2020)."""
+
+HYBRIDS = ("gated-delta", "mamba2")
+"""Mixers with a state beside attention; ``hybrid`` is both, and each is a structure."""
+MIXERS = ("gqa", "mla", "hybrid", *HYBRIDS)
 WINDOW = 1024
 """Window of local layers where none is given: Gemma 3's, and no less than the eighth of a training
 sequence that losses were measured down to."""
+
+
+def hybrids(b: Budget) -> tuple[str, ...]:
+    """The mixers with a state that a budget asks for."""
+    return HYBRIDS if b.mixer == "hybrid" else tuple(m for m in HYBRIDS if m == b.mixer)
 
 
 def axes_of(b: Budget) -> tuple[str, ...]:
@@ -37,6 +52,8 @@ def axes_of(b: Budget) -> tuple[str, ...]:
         >>> "n_expert" in axes_of(Budget(params=1, tokens=1, moe=True))
         True
     """
+    if b.kind != "decoder":
+        return ENCODER_AXES
     found = LATENT_AXES if b.mixer == "mla" else AXES
     return (*found, *EXPERT_AXES) if b.moe else found
 

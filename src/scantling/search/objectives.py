@@ -32,7 +32,7 @@ from scantling.costs.serving_memory import ServingMemory, Split, serving_memory
 from scantling.costs.serving_scheme import Numbers, numbers
 from scantling.costs.serving_speed import speed
 from scantling.hardware import Chip, chip
-from scantling.laws import Features, law, prior_terms
+from scantling.laws import Features, Price, law, prior_terms
 from scantling.laws.vocabulary import tokens_per_character
 from scantling.ops import operators
 from scantling.search.budget import OBJECTIVES, Budget
@@ -157,12 +157,16 @@ class Costs:
 
     @cached_property
     def raw_loss(self) -> Num:
-        """The law's own."""
+        """The law's own; of an encoder-decoder, which none prices, the same for all."""
+        if self.spec.encoder is not None:
+            return 0.0
         return law(self.budget.law).loss(self.features)
 
     @cached_property
     def prior(self) -> Any:
         """What the axes add that no law prices."""
+        if self.spec.encoder is not None:
+            return Price(0.0, 0.0)
         one = law(self.budget.law)
         return prior_terms(self.features, self.raw_loss, one.reference_ratio, one.form_name)
 

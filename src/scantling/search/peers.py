@@ -53,7 +53,8 @@ def width_ratios(d: Mapping[str, Any]) -> dict[str, float]:
     """Widths over D that dimensions say: of an expert, of all a token passes, of all heads.
 
     Args:
-        d: Dimensions (``spec.dimensions``). Latent attention has its keys without the rotary part.
+        d: Dimensions (``spec.dimensions``). Latent attention has its keys without the rotary part,
+            an encoder-decoder its width over the mean depth of both.
 
     Example:
         >>> found = width_ratios(dimensions(catalog.model("deepseek-v3")))
@@ -61,6 +62,8 @@ def width_ratios(d: Mapping[str, Any]) -> dict[str, float]:
         [2.571, 2.286]
     """
     width, found = d["d_model"], dict[str, float]()
+    if "n_encoder_layer" in d:
+        found["aspect"] = 2 * width / (d["n_layer"] + d["n_encoder_layer"])
     if "d_expert" in d:
         found["expert_width_ratio"] = d["d_expert"] / width
         passed = d["top_k"] * d["d_expert"] + d.get("d_shared", 0)

@@ -37,8 +37,9 @@ if TYPE_CHECKING:
 CHUNK = 65_536
 """Shapes at once: the arrays of a chunk stay in cache."""
 ORDER = (
-    "n_layer", "d_model", "d_head", "n_head", "n_kv_head", "kv_rank", "q_rank", "d_nope", "d_rope",
-    "d_value", "n_key_head", "n_value_head", "n_expert", "top_k", "d_expert", "d_shared", "d_ff",
+    "n_layer", "n_encoder_layer", "d_model", "d_head", "n_head", "n_kv_head", "kv_rank", "q_rank",
+    "d_nope", "d_rope", "d_value", "n_key_head", "n_value_head", "d_inner", "n_ssm_head",
+    "n_expert", "top_k", "d_expert", "d_shared", "d_ff",
 )  # fmt: skip
 """Columns of a table of shapes; those that no family has are left out."""
 

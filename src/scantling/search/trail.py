@@ -59,8 +59,9 @@ def trail(front: Front) -> list[dict[str, Any]]:
         ]
         flat = "as far as the law knows they are one shape, so cost ranks them"
         told = f"{len(front.equal)} of the {n} have a loss the law cannot tell from the best"
+        told += f", within {front.equal_within:.4f} nats: {flat}"
         found["equal"] = [
-            f"{told}, within {front.equal_within:.4f} nats: {flat}",
+            told if c.priced else "no law prices the loss of encoder-decoders, so cost ranks all",
             *(f"{place}: {front.candidates[i].name}"
               for place, i in enumerate(front.groups[0][:5], 1)),
         ]  # fmt: skip

@@ -98,6 +98,8 @@ def vary(spec: Spec, **changes: Change) -> Spec:
 def _vary_one(spec: Spec, field: str, value: Change, kind: str) -> Spec:
     if field == "n_layer":
         return _vary_depth(spec, value, kind)
+    if field == "n_encoder_layer" and spec.encoder is not None:
+        return _vary_depth(spec, value, "encoder")
     if not kind and field in Spec.__struct_fields__ and field not in {"decoder", "encoder"}:
         return replace(spec, **{field: value})
     found = False
@@ -189,6 +191,8 @@ def dimensions(spec: Spec) -> dict[str, Dim]:
         ['d_model', 'n_layer', 'vocab_size', 'n_head', 'n_kv_head', 'd_head', 'd_ff', 'rows']
     """
     found = {"d_model": spec.d_model, "n_layer": spec.n_layer, "vocab_size": spec.vocab_size}
+    if spec.encoder is not None:
+        found["n_encoder_layer"] = spec.encoder.n_layer
     last = spec.decoder.layout[-1].pattern[-1]
     for kind in sorted(spec.decoder.kinds, key=lambda k: k.name != last):
         for _, node in nodes(kind):
