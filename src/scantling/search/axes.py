@@ -81,12 +81,14 @@ def limits(low: float | None, high: float | None) -> str:
 def limit(b: Budget, name: str) -> Axis:
     """The bounds of one axis: the user's, an ablation's, the law's domain, or those of peers."""
     if name in b.bounded:
-        return Axis(name, b.bounded[name].low, b.bounded[name].high, f"--bound {name}", opened=True)
+        low, high = b.bounded[name].low, b.bounded[name].high
+        return Axis(name, low, high, said(b, name, "--bound"), opened=True)
     if b.kind != "decoder" and name in BESIDE_ENCODER:
         return Axis(name, *BESIDE_ENCODER[name])
     field = OPENED_BY[name]
     if is_given(b, field) or (field in b.bounded and field in {"n_kv_head", "n_layer"}):
-        return Axis(name, None, None, f"opened by --fix or --bound {field}", opened=True)
+        how = said(b, field, "--fix or --bound")
+        return Axis(name, None, None, f"opened by {how}", opened=True)
     if name == "active_share":
         share = passed(b) / b.params
         why = f"what a token passes is {share:.3g} of all; experts are 0.3 to 1 of it: known models"
@@ -114,6 +116,17 @@ def limit(b: Budget, name: str) -> Axis:
     why = f"the middle half of {n} dense models of this size class since 2023; the law "
     why += "is extrapolated more than ×4" if priced else "does not see D/L"
     return Axis(name, low, high, why)
+
+
+def said(b: Budget, field: str, option: str) -> str:
+    """What of the command line set an axis: an option of its own, or the model of ``--from``.
+
+    Example:
+        >>> b = Budget(params=10**9, tokens=1, fixed={"d_head": 64}, origin={"d_head": "gpt2"})
+        >>> said(b, "d_head", "--fix"), said(b, "n_head", "--fix")
+        ('--from gpt2', '--fix n_head')
+    """
+    return f"--from {b.origin[field]}" if field in b.origin else f"{option} {field}"
 
 
 def extrapolated(b: Budget) -> bool:
@@ -259,11 +272,11 @@ def power_of_two_below(value: int) -> int:
 def split(b: Budget) -> int:
     """The GPUs heads must split over: the given degree, else a node of 8 from a billion up.
 
-    Heads a user fixed are taken as they are.
+    Heads a user fixed are taken as they are; those that weights could become are not.
     """
     if b.tp > 1:
         return b.tp
-    if is_given(b, "n_head") or is_given(b, "n_kv_head"):
+    if any(is_given(b, field) and field not in b.origin for field in ("n_head", "n_kv_head")):
         return 1
     return 8 if passed(b) >= 10**9 else 1
 

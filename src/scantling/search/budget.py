@@ -67,6 +67,7 @@ class Budget(Struct, frozen=True, kw_only=True):
         layout: ``full``, or local layers to global ones: ``5:1``.
         window: Window of the local layers.
         listed: Axes with a list of values.
+        origin: Axes that the weights of a model set (``--from``), each with its name.
         unique_tokens: Unique tokens there are; training repeats them beyond that.
         memory: Most training memory a chip, bytes.
         kv_bytes: Most KV-cache bytes of all sequences at the serving context.
@@ -117,6 +118,7 @@ class Budget(Struct, frozen=True, kw_only=True):
     layout: str = "full"
     window: int | None = None
     listed: dict[str, tuple[int, ...]] = {}
+    origin: dict[str, str] = {}
     unique_tokens: int | None = None
     memory: int | None = None
     kv_bytes: int | None = None

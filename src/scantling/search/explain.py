@@ -30,6 +30,7 @@ from scantling.search.space import (
     HEAD_WIDTHS,
     depth_step,
     limits,
+    said,
     split,
 )
 from scantling.spec import Spec, check, dimensions, divisors, has, read, vary
@@ -345,9 +346,9 @@ def _set_by(c: Candidate, field: str, value: Any) -> tuple[str, str]:
     """What set a field: the user, a rule, a bound, or the weighing of the objectives."""
     b = c.budget
     if field in b.fixed:
-        return f"fixed by --fix {field}={value}", "you"
+        return f"fixed by {said(b, field, '--fix')}" + f"={value}" * (field not in b.origin), "you"
     if field in b.bounded and value in {b.bounded[field].low, b.bounded[field].high}:
-        return f"on the bound of --bound {field}", "you"
+        return f"on the bound of {said(b, field, '--bound')}", "you"
     return SET_BY[field](c, value)
 
 

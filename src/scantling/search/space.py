@@ -23,6 +23,7 @@ from scantling.search.axes import (
     head_limits,
     limit,
     limits,
+    said,
     split,
     unpriced,
 )
@@ -164,5 +165,5 @@ def list_legal(d_model: int, tp: int = 1, b: Budget | None = None) -> list[dict[
 
 __all__ = [
     "ASPECT", "CHUNK", "HEAD_WIDTHS", "TIE_ABOVE", "Axis", "Part", "Space", "depth_step", "limit",
-    "limits", "list_legal", "space", "split", "unpriced",
+    "limits", "list_legal", "said", "space", "split", "unpriced",
 ]  # fmt: skip
