@@ -8,6 +8,7 @@ import random
 import moocore
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from scantling import catalog
 from scantling.costs.cache import kv_cache
@@ -76,18 +77,23 @@ BESIDE = {
 """No law prices these, so cost alone thins their front."""
 
 
+SCHEDULED = {"schedule": {"params": 10**9, "vocab_size": 32_000, "schedule": "linear-ffn:0.5-1.5"}}
+"""No Hugging Face type says these."""
+COUNTED = KINDS | BESIDE | SCHEDULED
+
+
 @functools.cache
 def front_of(kind):
-    return design(**(KINDS | BESIDE)[kind], baselines=())
+    return design(**COUNTED[kind], baselines=())
 
 
 # ---------------------------------------------------------------- counts
 
 
-@pytest.mark.parametrize("kind", KINDS | BESIDE)
+@pytest.mark.parametrize("kind", COUNTED)
 def test_the_linear_forms_of_a_family_are_the_counts_of_each_shape(kind):
     """Total, active, feed-forward, attention and KV bytes, of shapes drawn from every family."""
-    b = budget(**(KINDS | BESIDE)[kind])
+    b = budget(**COUNTED[kind])
     tried = space(b)
     draw = random.Random(0)
     seen = 0
@@ -110,7 +116,7 @@ def test_the_linear_forms_of_a_family_are_the_counts_of_each_shape(kind):
     assert seen >= 12
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", KINDS | SCHEDULED)
 def test_every_shape_of_a_front_is_of_the_size_and_kind_asked_for(kind):
     front = front_of(kind)
     b = front.budget
@@ -254,6 +260,19 @@ def mamba(b):
             yield spec
 
 
+def schedule(b):
+    """Four runs of equally many layers, 3, 5, 7 and 9 units of 64 wide: 0.5 to 1.5 of the mean."""
+    for D, n in itertools.product((256, 320, 384), (2, 3)):
+        for H, K in heads(D, 64):
+            attention = GroupedAttention(H, K, 64, position=Rope())
+
+            def spec(F, D=D, n=n, attention=attention):
+                kinds = tuple(layer(f"run{w}", attention, Dense(w * F)) for w in (3, 5, 7, 9))
+                return model(b, D, kinds, tuple(Run((kind.name,), n) for kind in kinds))
+
+            yield spec
+
+
 FREE = {"attention_width_ratio": Range(0.75, 1.5), "aspect": Range(1, 1000)}
 SMALL = {"vocab_size": 8192, "tied": True, "multiple": 64}
 REDUCED = {
@@ -286,6 +305,12 @@ REDUCED = {
                     "ffn_width_ratio": Range(1, 8)},
     }),
 }  # fmt: skip
+REDUCED["schedule"] = (schedule, {
+    **SMALL, "params": 15_000_000, "schedule": "linear-ffn:0.5-1.5", "tolerance": 0.15,
+    "fixed": {"d_head": 64}, "listed": {"d_model": (256, 320, 384)},
+    "bounded": {**FREE, "n_layer": Range(6, 14), "kv_group": Range(1, 2),
+                "ffn_width_ratio": Range(1, 8), "mlp_attention_ratio": Range(0.1, 50)},
+})  # fmt: skip
 REDUCED["mamba"] = (mamba, REDUCED["hybrid"][1] | {"mixer": "mamba2"})
 
 
@@ -308,7 +333,8 @@ def kept(spec, b):
         passed = (read(spec, "top_k") + 1) * width / spec.d_model
         inside = 0.1 <= width / spec.d_model <= 8 and 0.1 <= passed <= 32
         return inside and abs(p.active / b.active - 1) <= b.active_tolerance
-    return 1 <= spec.d_ff / spec.d_model <= 8
+    mean = p.by_part["ffn"] / (3 * spec.d_model * spec.n_layer)  # F, of gated feed-forwards
+    return 1 <= mean / spec.d_model <= 8
 
 
 @pytest.mark.parametrize("kind", REDUCED)
@@ -524,6 +550,41 @@ def test_a_shallow_decoder_is_faster_and_keeps_less():
 def test_what_is_not_worked_out_beside_an_encoder_is_refused(more):
     with pytest.raises(FieldError, match="beside an encoder"):
         budget(params=10**9, kind="encoder-decoder", **more)
+
+
+# ---------------------------------------------------------------- widths over depth
+
+
+def test_widths_of_a_schedule_go_in_equal_steps_over_equal_runs():
+    """0.5 to 1.5 of the mean in four runs is 3, 5, 7 and 9 sixths."""
+    front = front_of("schedule")
+    for c in front.candidates:
+        widths = [read(replace(c.spec, decoder=replace(c.spec.decoder, layout=(run,))), "d_ff")
+                  for run in c.spec.decoder.layout]  # fmt: skip
+        unit = widths[0] // 3
+        assert widths == [3 * unit, 5 * unit, 7 * unit, 9 * unit]
+        assert len({run.n for run in c.spec.decoder.layout}) == 1
+        assert c.dims()["d_ff"] == 6 * unit
+        assert 2 <= 6 * unit / c.spec.d_model <= 5.4
+    (told,) = (axis.why for axis in front.axes if axis.name == "schedule")
+    assert "the loss does not see it" in told
+
+
+SCHEDULES = [
+    ({"schedule": "linear:0.5-1.5"}, "linear-ffn:0.5-1.5"),
+    ({"schedule": "linear-ffn:0.5"}, "linear-ffn:0.5-1.5"),
+    ({"schedule": "linear-ffn:a-b"}, "no number"),
+    ({"schedule": "linear-ffn:0-2"}, "outside 0.1 to 10"),
+    ({"schedule": "linear-ffn:0.501-1.5"}, "too fine"),
+    ({"schedule": "linear-ffn:0.5-1.5", "mixer": "mla"}, "mixer mla"),
+    ({"schedule": "linear-ffn:0.5-1.5", "fixed": {"d_ff": 4096}}, "several widths"),
+]
+
+
+@pytest.mark.parametrize(("given", "says"), SCHEDULES)
+def test_a_schedule_that_makes_no_sense_is_one_line(given, says):
+    with pytest.raises(FieldError, match=says):
+        budget(params=10**9, **given)
 
 
 # ---------------------------------------------------------------- legality

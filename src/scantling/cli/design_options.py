@@ -39,6 +39,7 @@ def limits(function: F) -> F:
         click.option("--mixer", help="gqa (unless said), mla, hybrid (states of both kinds), "
                      "gated-delta or mamba2."),
         click.option("--layout", help="full, or local to global layers: 5:1."),
+        click.option("--schedule", help="Feed-forward widths over depth: linear-ffn:0.5-1.5."),
         click.option("--window", type=CONTEXT, help="Window of the local layers: 1024."),
         click.option("--tied", is_flag=True, help="Tie embeddings and head."),
         click.option("--untied", is_flag=True, help="Do not tie them."),
@@ -156,8 +157,8 @@ def read_limits(given: dict[str, Any]) -> dict[str, Any]:
 PASSED = (
     "serve_batch", "tolerance", "tp", "days", "gpu_hours", "kv_bytes_per_token",
     "multiple", "dtype", "kv_dtype", "law", "active", "kind", "mixer", "layout", "window",
-    "unique_tokens", "memory", "kv_bytes", "serve_gpus", "price", "cost_per_million", "pp", "ep",
-    "quant", "runtime", "equal", "prior", "beat",
+    "schedule", "unique_tokens", "memory", "kv_bytes", "serve_gpus", "price", "cost_per_million",
+    "pp", "ep", "quant", "runtime", "equal", "prior", "beat",
 )  # fmt: skip
 """Limits of a budget whose option has their own name."""
 

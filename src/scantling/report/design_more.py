@@ -63,6 +63,9 @@ def budget_of(ask: Ask, limits: Mapping[str, Any]) -> Budget:
     """
     if ask.task is not None and ask.task not in TASKS:
         raise FieldError("--task", ask.task, "is not known", f"use {', '.join(TASKS)}")
+    plain = limits.get("kind", "decoder") == "decoder" and not limits.get("schedule")
+    if ask.ladder and not plain:
+        raise FieldError("--ladder", None, "scales decoders whose layers are equally wide")
     if ask.depths and limits.get("kind", "decoder") != "decoder":
         raise FieldError("--depths", None, "needs a law, and none prices encoder-decoders")
     if ask.like is not None and ask.origin is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from scantling.search.candidate import ffn_widths, scheduled
 from scantling.spec import GroupedAttention, Spec, attention, dimensions, has
 from scantling.spec.modules import SharedExpert
 from scantling.spec.vary import nodes
@@ -53,6 +54,9 @@ def ffn_cell(spec: Spec) -> str:
         ['14,336', '128/8×768', '256/8+1×2048']
     """
     d = dimensions(spec)
+    if scheduled(spec):
+        first, *_, last = ffn_widths(spec)
+        return f"{first:,} to {last:,}"
     if "n_expert" not in d:
         return f"{d['d_ff']:,}" if "d_ff" in d else ""
     shared = [node for _, node in nodes(spec) if isinstance(node, SharedExpert)]

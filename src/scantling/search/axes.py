@@ -10,7 +10,7 @@ from msgspec import Struct
 from scantling.arith import ceil_div, round_up
 from scantling.laws import bounds, law, vocabulary
 from scantling.search.budget import LARGEST_DEPTH, Budget
-from scantling.search.kinds import EVEN, hybrids
+from scantling.search.kinds import EVEN, PARTS, hybrids
 from scantling.search.peers import expert_range, peer_range
 
 if TYPE_CHECKING:
@@ -194,7 +194,7 @@ def depth_step(b: Budget) -> int:
     free = not is_given(b, "n_layer") and not asked
     uneven = (b.moe and b.mixer == "mla") or b.kind != "decoder"  # a decoder may have one layer
     step = 2 if free and not uneven and passed(b) >= 10**9 else 1
-    return math.lcm(step, b.pp)
+    return math.lcm(step, b.pp, PARTS if b.schedule is not None else 1)
 
 
 def depths(b: Budget) -> NDArray[np.int64]:
@@ -205,7 +205,7 @@ def depths(b: Budget) -> NDArray[np.int64]:
     every = np.arange(step, LARGEST_DEPTH + 1, step, dtype=np.int64)
     if is_given(b, "n_layer"):
         every = np.array(values(b, "n_layer", ()), dtype=np.int64)
-        every = every[every % b.pp == 0]
+        every = every[every % math.lcm(b.pp, PARTS if b.schedule is not None else 1) == 0]
     kept: NDArray[np.int64] = every[keeps(b, "n_layer", every)]
     return kept
 
@@ -393,11 +393,15 @@ def unpriced(b: Budget) -> list[Axis]:
              rule if b.kind == "decoder" else OWN_HEAD,
              opened=b.tied is not None),
         Axis("layout", None, None, _layout_reason(b), opened=b.layout != "full"),
+        *([Axis("schedule", None, None, f"{b.schedule} of the mean feed-forward width, in {PARTS} "
+                "runs of equally many layers: the loss does not see it", opened=True)]
+          if b.schedule is not None else []),
         *_rank_axes(b), *_state_axes(b), *_encoder_axes(b),
         *([Axis("vocab_size", None, None, "as listed, each with the same text: only its size and "
                 "its tokens are priced", opened=True)] if "vocab_size" in b.listed else []),
         Axis("heads_split_over", over, over, heads, opened=b.tp > 1),
         Axis("n_layer multiple", step, step, f"pipeline stages: pp {b.pp}" if b.pp > 1 else
+             f"{PARTS} runs of equally many layers" if b.schedule is not None else
              "even depths from a billion parameters up" if step > 1 else "every depth"),
     ]  # fmt: skip
 

@@ -66,6 +66,7 @@ class Budget(Struct, frozen=True, kw_only=True):
         mixer: ``gqa``, ``mla``, ``hybrid``, ``gated-delta`` or ``mamba2``.
         layout: ``full``, or local layers to global ones: ``5:1``.
         window: Window of the local layers.
+        schedule: Feed-forward widths over depth: ``linear-ffn:0.5-1.5``.
         listed: Axes with a list of values.
         origin: Axes that the weights of a model set (``--from``), each with its name.
         unique_tokens: Unique tokens there are; training repeats them beyond that.
@@ -117,6 +118,7 @@ class Budget(Struct, frozen=True, kw_only=True):
     mixer: str = "gqa"
     layout: str = "full"
     window: int | None = None
+    schedule: str | None = None
     listed: dict[str, tuple[int, ...]] = {}
     origin: dict[str, str] = {}
     unique_tokens: int | None = None

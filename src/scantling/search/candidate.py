@@ -26,7 +26,8 @@ from scantling.search.budget import Budget
 from scantling.search.objectives import Costs, serving, training_plans
 from scantling.search.peers import width_ratios
 from scantling.search.space import limits
-from scantling.spec import Spec, dimensions
+from scantling.spec import Dense, Spec, dimensions, has
+from scantling.spec.vary import nodes
 from scantling.units import bytes_text, count_text
 
 DIMENSIONS = (
@@ -80,7 +81,9 @@ class Candidate(Struct, frozen=True, kw_only=True):
 
     def dims(self) -> dict[str, int]:
         """The dimensions that exist in this model."""
-        found = dimensions(self.spec)
+        found = {**dimensions(self.spec)}
+        if scheduled(self.spec):
+            found["d_ff"] = mean_ffn(self.spec)
         return {name: int(found[name]) for name in DIMENSIONS if name in found}
 
     def shape(self) -> dict[str, float]:
@@ -152,7 +155,32 @@ def shape_name(spec: Spec) -> str:
         name += f"-{len(pattern) - 1}to1" + ("-mamba2" if "n_ssm_head" in d else "")
     if "n_expert" in d:
         name += f"-e{d['n_expert']}k{d['top_k']}x{d['d_expert']}"
+    if scheduled(spec):
+        first, *_, last = ffn_widths(spec)
+        return f"{name}-f{first}to{last}"
     return f"{name}-f{d['d_ff']}" if "d_ff" in d else name
+
+
+def ffn_widths(spec: Spec) -> dict[int, int]:
+    """Layers of each width of a dense feed-forward, first to last."""
+    found = dict[int, int]()
+    layers = spec.decoder.occurrences()
+    for kind in spec.decoder.kinds:
+        for _, node in nodes(kind):
+            if isinstance(node, Dense):
+                found[int(node.d_ff)] = found.get(int(node.d_ff), 0) + int(layers[kind.name])
+    return found
+
+
+def scheduled(spec: Spec) -> bool:
+    """Whether a decoder without experts has feed-forwards of several widths."""
+    return not has(spec, "n_expert") and len(spec.decoder.layout) > 1 and len(ffn_widths(spec)) > 1
+
+
+def mean_ffn(spec: Spec) -> int:
+    """Mean width of its feed-forwards over layers, rounded."""
+    widths = ffn_widths(spec)
+    return round(sum(width * n for width, n in widths.items()) / sum(widths.values()))
 
 
 def difference(a: Candidate, reference: Candidate) -> Quantity:

@@ -22,6 +22,7 @@ from scantling.search.kinds import (
     WEIGHED,
     axes_of,
     ratio_of,
+    schedule_of,
 )
 from scantling.spec.relations import near_divisors
 from scantling.spec.workload import dtype_name, kv_dtype_name
@@ -92,6 +93,8 @@ def _check_kinds(b: Budget) -> None:
         _check_encoder(b)
     if b.mixer not in MIXERS:
         raise FieldError("mixer", b.mixer, "is not known", f"use {', '.join(MIXERS)}")
+    if b.schedule is not None:
+        _check_schedule(b)
     local = ratio_of(b.layout) > 0
     if local and b.mixer == "mla":
         raise FieldError("layout", b.layout, "is of grouped attention", "latent attention is full")
@@ -109,6 +112,18 @@ def _check_kinds(b: Budget) -> None:
         scheme(b.quant)
     if b.ep > 1 and not b.moe:
         raise FieldError("ep", b.ep, "needs experts", "give active, as in --active 3B")
+
+
+def _check_schedule(b: Budget) -> None:
+    """A schedule of feed-forward widths is of dense decoders, and sets what d_ff would."""
+    schedule_of(b.schedule or "")
+    plain = {"moe": False, "mixer": "gqa", "layout": "full", "kind": "decoder"}
+    for name, usual in plain.items():
+        if getattr(b, name) != usual:
+            raise FieldError("schedule", b.schedule, f"does not go with {name} {getattr(b, name)}",
+                             "it is of dense decoders with attention in every layer")  # fmt: skip
+    if "d_ff" in {*b.fixed, *b.listed, *b.bounded}:
+        raise FieldError("d_ff", None, "is several widths under a schedule", "leave one out")
 
 
 def _check_encoder(b: Budget) -> None:

@@ -22,6 +22,7 @@ from scantling.search.candidate import (
     candidate,
     difference,
     power_of_two,
+    scheduled,
 )
 from scantling.search.kept import limits_of, priced
 from scantling.search.set_by import SET_BY
@@ -126,7 +127,7 @@ def explain(c: Candidate, field: str, *, existing: bool = False) -> Reason:
     value: Any = c.spec.tied if field == "tied" else int(read(c.spec, field))
     set_by, source = _is(c, field, value) if existing else _set_by(c, field, value)
     near: list[Neighbour] = []
-    alone = existing or field not in BY_WIDTH
+    alone = existing or not (field in BY_WIDTH or (field == "d_ff" and scheduled(c.spec)))
     for other, changes, note in _steps(c, field, value, existing) if alone else ():
         try:
             check(vary(c.spec, **changes))
@@ -295,7 +296,7 @@ def _neighbour(
 ) -> Neighbour:
     """Price a neighbour; held at the same total by the FFN width where one can be solved."""
     spec: Spec = vary(c.spec, **changes)
-    if hold and has(spec, "d_ff") and not has(spec, "n_expert"):
+    if hold and has(spec, "d_ff") and not has(spec, "n_expert") and not scheduled(spec):
         width = int(c.dims()["d_ff"])
         multiple = min(power_of_two(width), c.budget.multiple)
         spec = vary(spec, d_ff=solve_width(spec, int(c.counted.total), multiple))

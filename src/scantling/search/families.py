@@ -32,7 +32,7 @@ from scantling.search.axes import (
     widths,
 )
 from scantling.search.budget import Budget, ratio_of
-from scantling.search.kinds import EVEN, hybrids
+from scantling.search.kinds import EVEN, PARTS, hybrids, schedule_of
 from scantling.spec import (
     Block,
     Branch,
@@ -75,6 +75,8 @@ STATE = 128
 FULL = Full()
 SUNK: dict[str, Any] = {"qkv_bias": True, "out_bias": True, "sinks": True, "qk_norm": None}
 """Attention of gpt-oss."""
+PART_NAMES = tuple(f"part_{n}" for n in range(1, PARTS + 1))
+"""Kinds of layer of a schedule, first to last."""
 HYBRID_RATIOS = (3, 7)
 """State layers to one of attention: 1 in 4 to 1 in 8."""
 
@@ -102,6 +104,21 @@ class Family(Struct, frozen=True):
     removed: dict[str, int]
     """How many shapes each of these removed; one shape can break several."""
 
+    parts: tuple[str, ...] = ()
+    """Kinds of layer that share the depth equally, each with a width of its own."""
+
+    @property
+    def mean_width(self) -> float:
+        """Mean width of the feed-forwards in units of the solved one."""
+        return sum(self.solved.values()) / len(self.parts) if self.parts else 1
+
+    def stacks(self, depth: Any) -> dict[str, Any]:
+        """Every depth of shapes, under the names ``vary`` knows."""
+        found = {"n_layer": depth}
+        if self.encoder:
+            found["n_encoder_layer"] = depth * self.encoder
+        return found | {f"{name}__n_layer": depth // len(self.parts) for name in self.parts}
+
     @property
     def encoder(self) -> int:
         """Layers of the encoder to one of the decoder; 0 without one."""
@@ -110,14 +127,15 @@ class Family(Struct, frozen=True):
     @property
     def columns(self) -> tuple[str, ...]:
         """The dimensions of a shape of this family."""
-        depths = ("n_layer", "n_encoder_layer") if self.encoder else ("n_layer",)
-        return (*depths, *self.rows, *(name for name in self.solved if name not in self.rows))
+        return (
+            *self.stacks(1),
+            *self.rows,
+            *(name for name in self.solved if name not in self.rows),
+        )
 
     def dims(self, row: Any, depth: Any, width: Any) -> dict[str, Any]:
         """Dimensions of shapes: places in the rows, depths, and solved widths."""
-        found = {"n_layer": depth} | {name: column[row] for name, column in self.rows.items()}
-        if self.encoder:
-            found["n_encoder_layer"] = depth * self.encoder
+        found = self.stacks(depth) | {name: column[row] for name, column in self.rows.items()}
         for name, times in self.solved.items():
             if name not in found:
                 found[name] = width * (times[row] if hasattr(times, "dtype") else times)
@@ -187,6 +205,10 @@ def _family(b: Budget, spec: Spec, rows: dict[str, NDArray[np.int64]], shared: i
     every = {name: np.repeat(column[keep], n) for name, column in rows.items()}
     every |= {name: np.tile(chosen[:, i], len(keep)) for i, name in enumerate(names)}
     solved: dict[str, Any] = {lead: 1}
+    parts = tuple(kind.name for kind in spec.decoder.kinds) if b.schedule is not None else ()
+    if b.schedule is not None:
+        widths_ = zip(parts, schedule_of(b.schedule), strict=True)
+        solved = {f"{name}__d_ff": times for name, times in widths_}
     if lead == "d_expert":
         if shared:
             solved["d_shared"] = shared
@@ -195,7 +217,7 @@ def _family(b: Budget, spec: Spec, rows: dict[str, NDArray[np.int64]], shared: i
     return Family(
         spec, every, solved, lead, np.repeat(first[keep], n), np.repeat(counts[keep], n),
         int(counts.sum()) * n,
-        {name: int(counts[~mask].sum()) * n for name, mask in limits.items()},
+        {name: int(counts[~mask].sum()) * n for name, mask in limits.items()}, parts,
     )  # fmt: skip
 
 
@@ -284,6 +306,9 @@ def _structures(b: Budget) -> Iterator[Structure]:
             local, wide = replace(local, **SUNK), replace(wide, **SUNK)
         kinds = (_layer("local", local, ffn), _layer("global", wide, ffn))
         yield kinds, (Run(("local",) * n + ("global",), 1),), 0
+    elif b.schedule is not None:
+        yield (tuple(_layer(name, mixer, Dense(1)) for name in PART_NAMES),
+               tuple(Run((name,), 1) for name in PART_NAMES), 0)  # fmt: skip
     elif not b.moe:
         yield (_layer("layer", mixer, Dense(1)),), (Run(("layer",), 1),), 0
     else:

@@ -87,8 +87,8 @@ def forms(family: Family, b: Budget) -> dict[str, Form]:
 
 def _only(family: Family, kind: str, row: Any, n: int, width: int) -> Spec:
     """The rows of a family with n layers of one kind alone, beside one of an encoder if any."""
-    dims = family.dims(row, n, width)
-    del dims["n_layer"]
+    dims = {name: value for name, value in family.dims(row, n, width).items()
+            if name not in family.stacks(n)}  # fmt: skip
     if family.encoder:
         dims["n_encoder_layer"] = n if kind == ENCODER else 1
     spec = vary(family.spec, **dims)
@@ -139,7 +139,8 @@ def count(
     family: Family, found: dict[str, Form], index: int, row: Any, depth: Any, b: Budget
 ) -> Counted:
     """Count shapes; the width brings the total nearest to the budget, as ``solve_width`` does."""
-    layers: dict[str, Any] = {**vary(family.spec, n_layer=depth).decoder.occurrences()}
+    spec = vary(family.spec, **family.stacks(depth))
+    layers: dict[str, Any] = {**spec.decoder.occurrences()}
     if family.encoder:
         layers[ENCODER] = depth * family.encoder
     constant, slope = found["total"].at(row, layers)
@@ -147,6 +148,8 @@ def count(
         width = family.rows[family.lead][row]
     else:
         multiple = width_multiple(b, family.lead)
+        if family.parts:  # each of several widths is some units, so units are half as wide
+            multiple = math.gcd(b.multiple, 64) * b.tp
         step = slope * multiple
         width = maximum((2 * (b.params - constant) + step) // (2 * step), 1) * multiple
     values = {"total": constant + slope * width}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from scantling.errors import FieldError
@@ -75,6 +77,46 @@ def ratio_of(layout: str) -> int:
         raise FieldError("layout", layout, "is no layout", "use full, or local:global as in 5:1")
     return int(local)
 
+
+PARTS = 4
+"""Runs of layers of a schedule, equally many layers each."""
+
+
+def schedule_of(text: str) -> tuple[int, ...]:
+    """Widths of each run of layers, first to last, in whole multiples of one unit.
+
+    ``linear-ffn:a-b`` goes from a to b of the mean in equal steps, a + (b − a) j/3 for run j of
+    four; times the least common denominator those are whole.
+
+    Raises:
+        FieldError: If it says no such thing.
+
+    Example:
+        >>> schedule_of("linear-ffn:0.5-1.5"), schedule_of("linear-ffn:1.25-0.5")
+        ((3, 5, 7, 9), (5, 4, 3, 2))
+    """
+    name, _, ends = text.partition(":")
+    low, sign, high = ends.partition("-")
+    hint = "write linear-ffn:0.5-1.5, first to last layers in shares of the mean"
+    if name != "linear-ffn" or not sign:
+        raise FieldError("schedule", text, "is no schedule", hint)
+    try:
+        first, last = (Fraction(end) for end in (low, high))
+    except (ValueError, ZeroDivisionError):
+        raise FieldError("schedule", text, "has an end that is no number", hint) from None
+    if not all(Fraction(1, 10) <= end <= 10 for end in (first, last)):
+        raise FieldError("schedule", text, "has an end outside 0.1 to 10", hint)
+    shares = [first + (last - first) * j / (PARTS - 1) for j in range(PARTS)]
+    unit = math.lcm(*(share.denominator for share in shares))
+    whole = [int(share * unit) for share in shares]
+    common = math.gcd(*whole)
+    if max(whole) // common > MOST_UNITS:
+        raise FieldError("schedule", text, "has steps too fine to be whole multiples of 64", hint)
+    return tuple(n // common for n in whole)
+
+
+MOST_UNITS = 24
+"""More units than this in one width and no size is met within half a per cent."""
 
 OBJECTIVES = ("loss", "training_days", "kv_bytes_per_token", "decode_s")
 """What every front weighs, all smaller is better."""

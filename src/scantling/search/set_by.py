@@ -7,7 +7,7 @@ from typing import Any
 
 from scantling.laws import bounds, head_width_excess, law
 from scantling.search.axes import DEEP_ENCODER, OWN_HEAD, STATES
-from scantling.search.candidate import Candidate, axis_value, binding, power_of_two
+from scantling.search.candidate import Candidate, axis_value, binding, ffn_widths, power_of_two
 from scantling.search.space import TIE_ABOVE, limit, limits, split, unpriced
 from scantling.spec import divisors
 from scantling.units import bytes_text, count_text
@@ -75,6 +75,10 @@ def _ffn_width(c: Candidate, _: int) -> tuple[str, str]:
     if "n_expert" in c.dims():
         why = "of the first layers, which have no experts: as wide as the experts a token passes"
         return why, "deepseekv2"
+    if b.schedule is not None:
+        widths = ", ".join(f"{n:,}" for n in ffn_widths(c.spec))
+        size = f"solved so that the total is {count_text(_total(c))}"
+        return f"the mean of {widths}, by --schedule; {size}", "you"
     text = f"solved so that the total is {count_text(_total(c))}, in steps of {b.multiple * b.tp}"
     if ratio is not None:
         text += f"; MLP/attention {float(ratio):.2f}{_at_bound('mlp_attention_ratio', ratio)}"

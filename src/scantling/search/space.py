@@ -28,7 +28,7 @@ from scantling.search.axes import (
     unpriced,
 )
 from scantling.search.budget import Budget
-from scantling.search.families import Family, families
+from scantling.search.families import PART_NAMES, Family, families
 from scantling.spec import Spec, vary
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ ORDER = (
     "n_layer", "n_encoder_layer", "d_model", "d_head", "n_head", "n_kv_head", "kv_rank", "q_rank",
     "d_nope", "d_rope", "d_value", "n_key_head", "n_value_head", "d_inner", "n_ssm_head",
     "n_expert", "top_k", "d_expert", "d_shared", "d_ff",
+    *(f"{name}__{field}" for name in PART_NAMES for field in ("n_layer", "d_ff")),
 )  # fmt: skip
 """Columns of a table of shapes; those that no family has are left out."""
 

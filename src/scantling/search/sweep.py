@@ -111,7 +111,7 @@ def _ratio(c: Counted, name: str) -> Any:
     if name == "active_width_ratio":
         times = c.family.rows["top_k"][c.row] + c.family.solved.get("d_shared", 0)
         return times * c.width / width
-    return c.width / width
+    return c.width * c.family.mean_width / width
 
 
 def sweep(

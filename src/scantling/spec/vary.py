@@ -78,7 +78,8 @@ def vary(spec: Spec, **changes: Change) -> Spec:
     Args:
         spec: A spec or a column spec.
         changes: Short names (``n_layer``, ``n_kv_head``, ``d_ff``, ``window``, ``tied``, …), or
-            ``kind__field`` for one layer kind only (``global__d_head``).
+            ``kind__field`` for one layer kind only (``global__d_head``). ``n_layer`` is that of
+            the decoder or of a kind with a run of its own; ``n_encoder_layer`` the encoder's.
 
     Raises:
         FieldError: If no part of the model has the field.
@@ -128,7 +129,12 @@ def _vary_depth(spec: Spec, value: Change, stack: str) -> Spec:
     if stack == "encoder" and spec.encoder is not None:
         return replace(spec, encoder=_with_depth(spec.encoder, value))
     if stack not in {"", "decoder"}:
-        raise FieldError(f"{stack}.n_layer", None, "is no depth", "n_layer is of a whole stack")
+        runs = spec.decoder.layout
+        if not any(run.pattern == (stack,) for run in runs):
+            hint = "n_layer is of a whole stack, or of a kind with a run of its own"
+            raise FieldError(f"{stack}.n_layer", None, "is no depth", hint)
+        layout = tuple(replace(run, n=value) if run.pattern == (stack,) else run for run in runs)
+        return replace(spec, decoder=replace(spec.decoder, layout=layout))
     return replace(spec, decoder=_with_depth(spec.decoder, value))
 
 
