@@ -16,6 +16,7 @@ from scantling.costs.count import parameters
 from scantling.costs.ranks import padded_vocab
 from scantling.errors import FieldError
 from scantling.formats import hf
+from scantling.rules.setting import facts
 from scantling.spec.relations import head_fit
 
 
@@ -90,7 +91,7 @@ def depth_limit(one: Claim) -> Checked:
     numbers = {}
     for name in (*one.given["blamed"], *one.given["praised"]):
         spec = named(name)
-        numbers[f"{slot(name)}_limit"] = float(5 * log2(spec.d_model))
+        numbers[f"{slot(name)}_limit"] = facts()["depth"]["log2"] * float(log2(spec.d_model))
         numbers[f"{slot(name)}_layers"] = float(spec.n_layer)
     broken = all(
         numbers[f"{slot(m)}_layers"] > numbers[f"{slot(m)}_limit"] for m in one.given["praised"]
@@ -101,20 +102,20 @@ def depth_limit(one: Claim) -> Checked:
 @check("critical-depth-of")
 def critical_depth_of(one: Claim) -> Checked:
     """5 log2 D of a model, which is what the number was said to come from, and two other forms."""
+    factor, at, power = facts()["depth"]["power"]
     width = dimension(one.given["model"], "d_model")
-    return judge(
-        one,
-        {
-            "depth": float(5 * log2(width)), "short_form": 2.43 * math.log(width),
-            "power_form": 16 * (width / 512) ** 0.44,
-        },
-    )  # fmt: skip
+    numbers = {
+        "depth": facts()["depth"]["log2"] * float(log2(width)),
+        "short_form": 2.43 * math.log(width),
+        "power_form": factor * (width / at) ** power,
+    }
+    return judge(one, numbers)
 
 
 @check("levine")
 def levine(one: Claim) -> Checked:
     """D = exp(a + b L) at depths, the depths of widths, and log3 D, which theory says instead."""
-    a, b = one.given["a"], one.given["b"]
+    a, b = facts()["levine"]["a"], facts()["levine"]["b"]
     numbers = {f"width_{n}": math.exp(a + b * n) for n in one.given["depths"]}
     numbers |= {f"depth_{n}": (math.log(n) - a) / b for n in one.given["widths"]}
     numbers |= {f"theory_{n}": math.log(n, 3) for n in one.given["widths"]}
