@@ -125,5 +125,5 @@ def rounded_heads(one: Claim) -> Checked:
     A convention if widths of the sweep cost what others of it do.
     """
     flash2 = backends()["flash2"]
-    numbers = {f"at_{h}": float(flash2.rounded(h)) for h in one.given["widths"]}
+    numbers = {f"at_{h}": float(flash2.takes(h, h).width or 0) for h in one.given["widths"]}
     return decide("convention", numbers, holds=len(set(numbers.values())) < len(numbers))
