@@ -83,8 +83,8 @@ def kv_group(s: Subject) -> Iterator[Found]:
     if new is None:
         gain = prior_loss(f)
     else:
-        more = cache_per_token(new) / max(s.cache_per_token, 1e-9)
-        fix = Fix(text=f"{key} {near}: ×{more:.3g} the cache")
+        assert near is not None
+        fix = Fix(text=f"{key} {near}: ×{near / kv:.3g} the keys and values")
         gain = loss_of_change(s.legal, new, f)
     what = f"{kv} KV heads" if few else f"{group:.3g} query heads to a KV head"
     yield Found("info", key, f"{what}: benchmarks were seen to fall below 4 KV heads, and no table "
