@@ -36,6 +36,14 @@ def head_width_multiple(s: Subject) -> Iterator[Found]:
             yield Found("warning", key, f"{path}: {message}", Fix(text=text),
                         exact(share, "attention work for nothing"))  # fmt: skip
             return
+    for path, m in s.latents:
+        for field, own in (("d_nope", int(m.d_nope) + int(m.d_rope)), ("d_value", int(m.d_value))):
+            if own % 8:
+                up = own + -own % 8
+                fix = Fix(text=f"a width of {up}")
+                yield Found("warning", s.key(field), f"{path}: heads of {own} are no multiple of "
+                            f"8: kernels pad them to {up}", fix)  # fmt: skip
+                return
 
 
 @rule("SC106", "attention-width", "mlra2026", "su2025")
