@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 
 DESIGN := --params 7B --vocab 128256 --context 8192 --gpu h100-sxm --gpus 64 --tokens 2T
 
-.PHONY: design test lint bench validation clean
+.PHONY: design test lint bench docs validation backtest recipe clean
 
 design: $(VENV)/.installed  ## The main job: from a 7 B budget to shapes.
 	$(BIN)/scantling design $(DESIGN)
@@ -25,6 +25,10 @@ bench: $(VENV)/.test-installed  ## Speed, as ratios to something in the same run
 	$(BIN)/python benchmarks/many.py
 	$(BIN)/python benchmarks/columns.py
 
+docs: $(VENV)/.installed  ## Pages that are written from data.
+	$(BIN)/scantling claims page docs/claims.md
+	$(BIN)/scantling models stats --plot docs/trends.svg
+
 validation: $(VENV)/.installed  ## Every error against the public tables, as docs/validation.md.
 	$(BIN)/scantling validate --tables ../shared/data/measured --markdown docs/validation.md
 
@@ -38,6 +42,12 @@ $(VENV)/.installed: pyproject.toml | $(BIN)/python
 $(VENV)/.test-installed: pyproject.toml constraints.txt | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
 	touch $@ $(VENV)/.installed
+
+backtest: $(VENV)/.installed  ## Released shapes against what design would have said, as docs/backtest.md.
+	$(BIN)/python benchmarks/backtest.py --write
+
+recipe: $(VENV)/.installed  ## A recipe table corrected, as docs/recipe.md.
+	$(BIN)/python benchmarks/recipe.py --write
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

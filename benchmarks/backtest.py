@@ -52,8 +52,8 @@ Written by `make backtest`; one model: `scantling design --backtest MODEL`.
 
 - **lower**: at no higher cost (training time, KV cache, time per token) the loss could be lower
   beyond the interval of the difference and the scatter of equal runs (± {scatter:.4f} nats).
-- **cheaper**: at no higher loss *every* cost could be lower by more than {noise:.1%}, the mean error
-  of a predicted step time with the model left out of the fit.
+- **cheaper**: at no higher loss *every* cost could be lower by more than {noise:.1%}, the mean
+  error of a predicted step time with the model left out of the fit.
 - **on the front**: no legal shape is at least as good in all four and better in one;
   **in the band**: one is, but neither gap is beyond the noise; **dominated**: one of them is.
 - Where a shape lies beyond the bounds of a search, they are opened as far as it lies.

@@ -55,10 +55,7 @@ def design(**given: Any) -> int:
     with _progress(b) as progress:
         front = search.design(b, baselines=names, progress=progress, engine=given["engine"],
                               workers=given["workers"])  # fmt: skip
-    if front.swept.stopped:
-        seen = f"{front.swept.evaluated:,} of {front.swept.considered:,} shapes"
-        best = "what follows is the best of those" if front.feasible else "none feasible so far"
-        click.echo(f"stopped after {seen}: {best}", err=True)
+    _say_stopped(front)
     with _steps("searches") as step:
         more = design_more.sections(front, ask, step)
     for note in (note for one in more for note in one.notes):
@@ -84,6 +81,14 @@ def _show(front: Any, more: list[Any], given: dict[str, Any]) -> None:
     for one in more:
         if one.lines:
             click.echo("\n" + "\n".join(one.lines))
+
+
+def _say_stopped(front: Any) -> None:
+    """That an interrupt left the answer partial, on standard error."""
+    if front.swept.stopped:
+        best = "what follows is the best of those" if front.feasible else "none feasible so far"
+        seen = f"{front.swept.evaluated:,} shapes"
+        click.echo(f"stopped after {seen}: {best}", err=True)
 
 
 def _status(front: Any) -> int:

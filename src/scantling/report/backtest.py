@@ -36,12 +36,12 @@ def gap_text(gap: Gap) -> str:
 def backtest_lines(verdict: Verdict, compared: int) -> list[str]:
     """A verdict as lines of text."""
     c, b = verdict.shape, verdict.shape.budget
-    found = [
-        f"{c.name}  {shape_text(c)}: {PLACES[verdict.place]}",
+    asked = (
         f"  asked: {b.params / 1e9:.3g} B, {b.tokens / 1e12:.3g} T tokens, context "
         f"{b.train_context}, vocabulary {b.vocab_size:,}, {b.n_gpu} × {b.chip}; "
-        f"{compared:,} legal shapes of its blocks",
-    ]
+        f"{compared:,} legal shapes of its blocks"
+    )
+    found = [f"{c.name}  {shape_text(c)}: {PLACES[verdict.place]}", asked]
     if verdict.lower is not None:
         found.append(f"  at no higher cost    {gap_text(verdict.lower)}")
     if verdict.cheaper is not None:

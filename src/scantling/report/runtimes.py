@@ -155,7 +155,7 @@ def _head(name: str, key: int, value: int, place: str, where: Chip) -> dict[str,
     able = [backends()[k] for k in engine.kernels if backends()[k].runs_on(where)]
     if not able:
         return _said("unknown", (), f"no kernel of the table is for {where.name}")
-    taken = [(b, b.takes(key, value, where)) for b in able if _meets(b, key, value, form)]
+    taken = [(b, b.takes(key, value)) for b in able if _meets(b, key, value, form)]
     for verdict in ("yes", "padded"):
         fast = [b for b, t in taken if t.verdict == verdict and not b.slow]
         if fast:

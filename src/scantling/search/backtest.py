@@ -247,7 +247,7 @@ def pool(b: Budget, spec: Spec) -> Pool:
         rows.append(some)
         values.append(np.stack([np.broadcast_to(found[k], n) for k in OBJECTIVES], axis=1))
         for name, column in axes.items():
-            value = getattr(costs.features, name, None)
+            value: Any = getattr(costs.features, name, None)
             value = getattr(costs.spec, name, None) if value is None else value
             if name == "ffn_width_ratio":
                 value = costs.spec.d_ff / costs.spec.d_model
