@@ -23,9 +23,11 @@ from scantling.sources import read_data, source
 ROOT = pathlib.Path(scantling.__file__).parent
 FILES = [
     *sorted((ROOT / "rules").glob("*.py")),
+    *(ROOT / "search" / f"{name}.py" for name in ("candidate", "explain")),
     *(ROOT / "report" / f"{name}.py" for name in (
         "alignment_text", "attention_text", "depth_limits", "lint_text", "pair", "pair_text",
-        "plan_text", "runtimes", "runtimes_text", "serve_text", "text", "trace_text",
+        "plan_text", "runtimes", "runtimes_text", "serve_text", "text", "trace_text", "trends",
+        "trends_text",
     )),
 ]  # fmt: skip
 """Files every text of which is in the catalogue: a new one is told here first."""
