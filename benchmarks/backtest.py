@@ -54,6 +54,7 @@ Written by `make backtest`; one model: `scantling design --backtest MODEL`.
   beyond the interval of the difference and the scatter of equal runs (± {scatter:.4f} nats).
 - **cheaper**: at no higher loss *every* cost could be lower by more than {noise:.1%}, the mean
   error of a predicted step time with the model left out of the fit.
+- A loss counts as in a search, with the upper end of its prior terms.
 - **on the front**: no legal shape is at least as good in all four and better in one;
   **in the band**: one is, but neither gap is beyond the noise; **dominated**: one of them is.
 - Where a shape lies beyond the bounds of a search, they are opened as far as it lies.
