@@ -7,9 +7,9 @@ import pytest
 from click.testing import CliRunner
 
 from scantling import catalog, cli
+from scantling.claims import claim
 from scantling.costs.count import solve_width
 from scantling.errors import FieldError, ScantlingError
-from scantling.laws.claims import claims
 from scantling.report.design_more import explained
 from scantling.search import Range, budget, candidate, design, explain
 from scantling.search.axis import along
@@ -241,8 +241,8 @@ def test_a_shape_of_the_front_keeps_every_limit_and_a_broken_one_is_named(front)
 
 def test_a_field_has_its_rules_with_their_verdicts(front):
     told = explain(front.chosen, "n_layer").rules
-    assert any(claims()["hundred"].verdict in text for text in told)
-    assert any(text.startswith(claims()["critical-depth"].statement) for text in told)
+    assert any(claim("hundred").verdict in text for text in told)
+    assert any(text.startswith(claim("critical-depth").statement) for text in told)
     (first, _) = explain(front.chosen, "n_kv_head").rules
     assert first.startswith("n_kv_head 4 or more: kept")
     gone = candidate(catalog.model("falcon-7b"), budget(params="7B"))

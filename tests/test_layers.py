@@ -18,6 +18,7 @@ LINES = [
     {"hardware", "laws"},
     {"costs"},
     {"calibrate", "validate", "rules"},
+    {"claims"},
     {"search"},
     {"report"},
     {"lab"},

@@ -90,7 +90,7 @@ def test_a_pruned_width_that_heads_do_not_divide_is_an_error():
 
 def test_which_head_widths_flash_attention_takes():
     expected = case("sh-13")["expected"]["fa2"]
-    takes = {f"hd{w}": backends()["flash2"].takes(w, w, None).verdict
+    takes = {f"hd{w}": backends()["flash2"].takes(w, w).verdict
              for w in (80, 96, 100, 256, 320)}  # fmt: skip
 
     assert {k for k, v in takes.items() if v == "yes"} == {k for k, v in expected.items()

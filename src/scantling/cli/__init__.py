@@ -25,6 +25,7 @@ VERBS = {
     "calibrate": ("scantling.cli.calibrate", "Measure this machine, write a chip file."),
     "models": ("scantling.cli.catalogue", "The named models."),
     "chips": ("scantling.cli.catalogue", "The chips, with sources."),
+    "claims": ("scantling.cli.claims", "What is said of dimensions, and what is right."),
     "rules": ("scantling.cli.lint", "The rules of lint, each with its page."),
     "laws": ("scantling.cli.laws", "The laws; fit one to your runs, evaluate one."),
 }

@@ -16,8 +16,10 @@ names = click.argument("names", nargs=-1, metavar="[NAME…]")
 @click.command()
 @names
 @click.option("--type", "model_type", help="Only this Hugging Face model type.")
+@click.option("--depth", is_flag=True, help="Each model's depth against the published limits, and "
+              "the share of models beyond.")  # fmt: skip
 @as_json
-def models(names: tuple[str, ...], model_type: str | None, as_json: bool) -> int:
+def models(names: tuple[str, ...], model_type: str | None, depth: bool, as_json: bool) -> int:
     """The named models, or some of them with their configs and sources."""
     from scantling import catalog
     from scantling.report import text
@@ -26,6 +28,16 @@ def models(names: tuple[str, ...], model_type: str | None, as_json: bool) -> int
     chosen = [known[catalog.loaded(n).name] for n in names] or list(known.values())
     if model_type is not None:
         chosen = [m for m in chosen if m.config["model_type"] == model_type]
+    if depth and chosen:
+        from scantling.report.depth_limits import depth_table, print_depths
+
+        some = names or model_type is not None
+        depths = depth_table(tuple(m.name for m in chosen) if some else ())
+        if as_json:
+            show_json({"schema": 1, **depths})
+        else:
+            print_depths(text.console(), depths)
+        return 0
     if as_json:
         show_json({"schema": 1, "models": [msgspec.to_builtins(m) for m in chosen]})
         return 0 if chosen else 1

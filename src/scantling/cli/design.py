@@ -53,20 +53,24 @@ def design(**given: Any) -> int:
     with _progress(b) as progress:
         front = search.design(b, baselines=names, progress=progress, engine=given["engine"],
                               workers=given["workers"])  # fmt: skip
-    if front.swept.stopped:
-        seen = f"{front.swept.evaluated:,} of {front.swept.considered:,} shapes"
-        best = "what follows is the best of those" if front.feasible else "none feasible so far"
-        click.echo(f"stopped after {seen}: {best}", err=True)
+    _say_stopped(front)
     with _steps("searches") as step:
         more = design_more.sections(front, ask, step)
     for note in (note for one in more for note in one.notes):
         click.echo(f"note: {note}", err=True)
     _write(front, more, given)
-    if given["as_json"]:
-        show_json(search.front_json(front) | {one.key: one.json for one in more})
-        return _status(front)
+    _show(front, more, given)
+    return _status(front)
+
+
+def _show(front: Any, more: list[Any], given: dict[str, Any]) -> None:
+    """The answer as text or JSON."""
+    from scantling import search
     from scantling.report import text
 
+    if given["as_json"]:
+        show_json(search.front_json(front) | {one.key: one.json for one in more})
+        return
     out = text.console()
     if front.feasible:
         text.print_front(out, front, given["rows"])
@@ -75,7 +79,14 @@ def design(**given: Any) -> int:
     for one in more:
         if one.lines:
             click.echo("\n" + "\n".join(one.lines))
-    return _status(front)
+
+
+def _say_stopped(front: Any) -> None:
+    """That an interrupt left the answer partial, on standard error."""
+    if front.swept.stopped:
+        best = "what follows is the best of those" if front.feasible else "none feasible so far"
+        seen = f"{front.swept.evaluated:,} shapes"
+        click.echo(f"stopped after {seen}: {best}", err=True)
 
 
 def _status(front: Any) -> int:

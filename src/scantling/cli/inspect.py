@@ -25,7 +25,7 @@ from scantling.errors import FieldError
 from scantling.spec import read
 
 OWN = {"range_": "vary", "why": "why", "baseline": "baseline"}
-"""Options that ask another question than --rope."""
+"""Options that ask another question than --rope and --runtimes."""
 
 given_models = click.argument("models", nargs=-1, required=True, metavar="MODELâ€¦")
 
@@ -47,6 +47,8 @@ given_models = click.argument("models", nargs=-1, required=True, metavar="MODELâ
               "--context needs beyond the trained length.")  # fmt: skip
 @click.option("--original-context", "original", type=CONTEXT, help="With --rope: tokens the model "
               "was trained on, where its config says more.")  # fmt: skip
+@click.option("--runtimes", "runtimes_", is_flag=True, help="Which runtime takes each kind of "
+              "layer, and each head width on --gpu.")  # fmt: skip
 @click.option("--plot", type=click.Path(path_type=Path), metavar="FILE", help="With --vary, "
               "--rope or --alignment: the picture.")  # fmt: skip
 @click.option("--baseline", multiple=True, metavar="MODEL", help="Compare with these.")
@@ -73,9 +75,12 @@ def _refuse(given: dict[str, Any]) -> None:
         raise FieldError("--kernels", given["kernels"], "does not go with --vary")
     if given["original"] and not given["rope_"]:
         raise FieldError("--original-context", given["original"], "needs --rope")
-    for name, option in OWN.items():
-        if given["rope_"] and given[name]:
-            raise FieldError("--rope", None, f"does not go with --{option}")
+    for asked in ("rope", "runtimes"):
+        for name, option in OWN.items():
+            if given[f"{asked}_"] and given[name]:
+                raise FieldError(f"--{asked}", None, f"does not go with --{option}")
+    if given["rope_"] and given["runtimes_"]:
+        raise FieldError("--runtimes", None, "does not go with --rope")
     if given["plot"] and given["aligned"]:
         from scantling.report.figure import check_path
 
@@ -91,6 +96,9 @@ def _analyze_one(name: str, given: dict[str, Any], *, several: bool) -> int:
     if given["rope_"]:
         show_rope(replace(one, spec=changed), given, several=several)
         return 0
+    if given["runtimes_"]:
+        _runtimes(one.name, changed, given, several=several)
+        return 0
     options = {k: given[k] for k in ("batch", "context", "dtype", "kv_dtype", "flops")}
     before = count(name, loaded=one, **options)
     after = before
@@ -105,6 +113,19 @@ def _analyze_one(name: str, given: dict[str, Any], *, several: bool) -> int:
         return 0
     _print(one.name, changed, before if given["changes"] else None, after, reasons, given)
     return 0
+
+
+def _runtimes(name: str, spec: Any, given: dict[str, Any], *, several: bool) -> None:
+    from scantling.report.runtimes import support
+
+    found = support(spec, given["gpu"] or "h100-sxm")
+    if given["as_json"]:
+        show_json({"schema": 1, "model": name, "runtimes": found}, lines=several)
+        return
+    from scantling.report import text
+    from scantling.report.runtimes_text import print_support
+
+    print_support(text.console(), name, found)
 
 
 def _print(
@@ -217,18 +238,30 @@ def _vary(a: Any, given: dict[str, Any]) -> None:
 @given_models
 @click.option("--context", type=CONTEXT, help="Tokens of a sequence.")
 @click.option("--batch", type=COUNT, default=1, help="Sequences.")
+@click.option("--weights", is_flag=True, help="Of two models: what of the first the second can "
+              "load, merge, adapt, distil or draft for.")  # fmt: skip
+@click.option("--dtype", help="With --weights: dtype of the weights, bf16 by default.")
+@click.option("--gpu", help="With --weights: chip that drafting is priced on, h100-sxm by default.")
+@click.option("--accept", type=float, help="With --weights: chance that a guess is right.")
 @assumed
 @as_json
 def compare(
-    models: tuple[str, ...], context: int | None, batch: int, assume: bool, as_json: bool
-) -> int:
-    """Models side by side, growth decomposed.
+    models: tuple[str, ...], context: int | None, batch: int, weights: bool, dtype: str | None,
+    gpu: str | None, accept: float | None, assume: bool, as_json: bool,
+) -> int:  # fmt: skip
+    """Models side by side, growth decomposed; --weights: what one can give the other.
 
-    Example: scantling compare gpt2 gpt2-xl llama-3.1-8b
+    Example: scantling compare llama-3.1-8b llama-3.2-1b --weights
     """
     from scantling.report.compare import compare as side_by_side
 
-    found = side_by_side(*models, context=context, batch=batch, assume=assume)
+    asked = {"dtype": dtype, "gpu": gpu, "accept": accept}
+    own = {name: value for name, value in asked.items() if value is not None}
+    for name, value in own.items():
+        if not weights:
+            raise FieldError(f"--{name}", value, "needs --weights")
+    found = side_by_side(*models, context=context, batch=batch, assume=assume, weights=weights,
+                         **own)  # fmt: skip
     for notes in found["notes"]:
         show_assumed(notes)
     if as_json:
@@ -236,6 +269,11 @@ def compare(
         return 0
     from scantling.report import text
 
+    if weights:
+        from scantling.report.pair_text import print_pair
+
+        print_pair(text.console(), found["weights"])
+        return 0
     text.print_compare(text.console(), found)
     return 0
 

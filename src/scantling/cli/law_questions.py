@@ -140,40 +140,6 @@ def vocabulary(params: int | None, width: int | None, options: str | None, flops
     return 0
 
 
-@click.command("claims")
-@click.argument("names", nargs=-1, metavar="[NAME…]")
-@click.option("--check", is_flag=True, help="Compute verdicts and numbers again; exit status 1 "
-              "where one differs from its record.")  # fmt: skip
-@as_json
-def claims(names: tuple[str, ...], *, check: bool, as_json: bool) -> int:
-    """What is said of depth, width and vocabulary, what is right, and the evidence."""
-    from scantling.laws import claims as known
-
-    chosen = {name: known.claim(name) for name in names or known.claims()}
-    told = {}
-    if check:
-        from scantling.report.claim_checks import differences
-
-        told = {name: differences(name) for name in chosen}
-    if as_json:
-        rows = {
-            name: {**msgspec.to_builtins(one), "evidence": one.found,
-                   **({"differences": told[name]} if check else {})}
-            for name, one in chosen.items()
-        }  # fmt: skip
-        show_json({"schema": 1, "claims": rows})
-    else:
-        for name, one in chosen.items():
-            lines = [f"{name} ({one.area}): {one.statement}", f"  {one.verdict}: {one.right}"]
-            lines += [f"  {text}" for text in (one.derivation, one.found) if text]
-            lines.append(f"  made in {'; '.join(one.made)}; sources {', '.join(one.sources)}")
-            if check:
-                again = "; ".join(told[name]) or "verdict and numbers are as recorded"
-                lines.append(f"  computed again: {again}" if one.check else "  nothing to compute")
-            click.echo("\n".join(lines))
-    return 1 if any(told.values()) else 0
-
-
 @click.command("depths")
 @click.option("--params", required=True, help="Total parameters: 1.7B.")
 @click.option("--layers", type=COUNT, multiple=True, help="A depth; repeat it. The first is the "

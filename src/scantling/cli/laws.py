@@ -9,8 +9,8 @@ from typing import Any, Self
 import click
 import msgspec
 
-from scantling.cli.law_questions import claims, depths, optimum, vocabulary
-from scantling.cli.options import as_json, show_json
+from scantling.cli.law_questions import depths, optimum, vocabulary
+from scantling.cli.options import ListFirst, as_json, show_json
 from scantling.units import count_text
 
 runs_argument = click.argument("runs", type=click.Path(dir_okay=False, path_type=Path))
@@ -20,17 +20,7 @@ best = click.option("--best", is_flag=True, help="Of runs of one shape and numbe
                     "the lowest loss (a sweep of learning rates).")  # fmt: skip
 
 
-class Laws(click.Group):
-    """A group whose command is ``list`` where none is named: ``scantling laws aspect``."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Insert ``list`` before names of laws and before options of the list."""
-        if not args or (args[0] not in self.commands and args[0] not in {"-h", "--help"}):
-            args = ["list", *args]
-        return super().parse_args(ctx, args)
-
-
-@click.group(cls=Laws, invoke_without_command=False)
+@click.group(cls=ListFirst, invoke_without_command=False)
 def laws() -> None:
     """The laws of the loss: list them, fit one to your runs, or evaluate one.
 
@@ -184,7 +174,7 @@ def priors(axes: tuple[str, ...], as_json: bool) -> int:
     return 0
 
 
-for asked in (optimum, vocabulary, claims, depths):
+for asked in (optimum, vocabulary, depths):
     laws.add_command(asked)
 
 

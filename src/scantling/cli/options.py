@@ -15,6 +15,25 @@ from scantling.units import parse_bytes, parse_context, parse_count, parse_secon
 F = TypeVar("F", bound=Callable[..., Any])
 
 
+class ListFirst(click.Group):
+    """A group that lists where no command is named: ``scantling laws aspect``.
+
+    Args:
+        other: The command for what is no command, ``list`` by default.
+    """
+
+    def __init__(self, *args: Any, other: str = "list", **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.other = other
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Insert ``list`` before options of the list, ``other`` before names."""
+        if not args or args[0] not in {*self.commands, "-h", "--help"}:
+            named = bool(args) and not args[0].startswith("-")
+            args = [self.other if named else "list", *args]
+        return super().parse_args(ctx, args)
+
+
 class Unit(click.ParamType[Any]):
     """A value in human units."""
 

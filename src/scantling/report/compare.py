@@ -8,11 +8,13 @@ from typing import Any
 from scantling import catalog
 from scantling.errors import FieldError
 from scantling.report.analyze import Analysis, analyze, as_candidate
+from scantling.report.pair import pair
 
 
 def compare(
-    *given: Any, context: int | None = None, batch: int = 1, assume: bool = False
-) -> dict[str, Any]:
+    *given: Any, context: int | None = None, batch: int = 1, assume: bool = False,
+    weights: bool = False, **of_pair: Any,
+) -> dict[str, Any]:  # fmt: skip
     """Compare models; ratios are to the first.
 
     Args:
@@ -20,9 +22,11 @@ def compare(
         context: Tokens of a sequence, one for all.
         batch: Sequences.
         assume: For a model type in no table: go on past fields that are not understood.
+        weights: Of two models: what of the first the second can load, merge, adapt or distil.
+        of_pair: ``dtype``, ``gpu`` and ``accept`` of that question (``report.pair``).
 
     Raises:
-        FieldError: For fewer than two models.
+        FieldError: For fewer than two models, or with ``weights`` more than two.
 
     Example:
         >>> found = compare("gpt2", "llama-3.1-405b")
@@ -31,6 +35,8 @@ def compare(
     """
     if len(given) < 2:
         raise FieldError("compare", None, "needs two models or more")
+    if weights and len(given) > 2:
+        raise FieldError("compare", len(given), "models, but --weights is of two")
     loaded = [catalog.load(g, assume=assume) for g in given]
     if context is None:
         context = min(8192, *(int(m.spec.max_context or 8192) for m in loaded))
@@ -42,8 +48,9 @@ def compare(
         "workload": {"context": context, "batch": batch},
         "rows": _rows(found),
         "decomposition": [growth(found[0], a) for a in found[1:]],
-        "weights": None,
-    }
+        "weights": pair(given[0], given[1], loaded[0], loaded[1], context=context, batch=batch,
+                        **of_pair) if weights else None,
+    }  # fmt: skip
 
 
 def _rows(found: list[Analysis]) -> list[dict[str, Any]]:

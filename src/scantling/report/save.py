@@ -121,4 +121,4 @@ def _fragments(c: Candidate, refused: dict[str, str]) -> Iterable[tuple[str, str
         try:
             yield name, export(c.spec, target).text
         except ScantlingError as error:
-            refused.setdefault(name, str(error))
+            refused.setdefault(name, f"{c.name}: {error}")

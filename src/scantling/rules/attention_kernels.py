@@ -40,7 +40,8 @@ def head_width_kernel(s: Subject) -> Iterator[Found]:
     pairs go through memory. An error where the engine named has no other way, else a warning.
     All kinds of layer are asked, not the first alone: Gemma 4's global layers are 512 wide.
 
-    Exceptions: decoding an absorbed latent on chips that have a kernel in another engine (vLLM's
+    Exceptions: latents, of whose kernels in TensorRT-LLM no limit was found: never an error;
+    decoding an absorbed latent on chips that have a kernel in another engine (vLLM's
     Triton); asked only with a chip or a runtime.
     """
     own = s.setting
@@ -52,7 +53,7 @@ def head_width_kernel(s: Subject) -> Iterator[Found]:
     for (key, value), where in head_widths(s.legal).items():
         decodes = where.endswith(", decode")
         asked = [b for b in able if _applies(b, decodes=decodes)]
-        found = [(b, b.takes(key, value, own.chip)) for b in asked]
+        found = [(b, b.takes(key, value)) for b in asked]
         fast = [(b, t) for b, t in found if t.verdict == "yes" and not b.slow]
         if fast:
             continue
@@ -65,14 +66,16 @@ def head_width_kernel(s: Subject) -> Iterator[Found]:
             width = t.width or key
             yield Found("warning", field, f"{place}: {b.title} runs heads of {_shown(key, value)} "
                         f"padded to {width}", _advice(key),
-                        exact(width / key - 1, "attention work for nothing"), b.sources
-            )  # fmt: skip
+                        exact(2 * width / (key + value) - 1, "attention work for nothing"),
+                        b.sources)  # fmt: skip
             continue
         fallback = s.runtime is None or s.runtime.fallback or bool(slow)
-        level: Level = "warning" if fallback else "error"
+        level: Level = "warning" if fallback or key != value else "error"
         names = ", ".join(b.title for b in able if not b.slow) or "no fused kernel"
         left = f"; {slow[0].title} is left" if slow else ""
-        left = left or ("; scores go through memory" if fallback else "; it has no other way")
+        left = left or (
+            "; it has no other way" if level == "error" else "; scores go through memory"
+        )
         text = f"{place}: no fused kernel takes heads of {_shown(key, value)} ({names}){left}"
         if own.chip is not None and s.runtime is None:
             text += f": {width_note(own.chip, key, value)}"
@@ -95,7 +98,7 @@ def head_width_rounded(s: Subject) -> Iterator[Found]:
     for (key, value), where in head_widths(s.legal).items():
         if key != value:
             continue
-        options = [(b, b.takes(key, value, s.setting.chip)) for b in candidates(s)
+        options = [(b, b.takes(key, value)) for b in candidates(s)
                    if b.rounds and not b.slow]  # fmt: skip
         taken = [(b, t.width) for b, t in options if t.verdict == "yes" and t.width]
         if not taken:
@@ -125,7 +128,7 @@ def head_width_portable(s: Subject) -> Iterator[Found]:
         seen.add(head)
         lost = [b.title for b in backends().values() if b.vendors[0] == "NVIDIA"
                 and b.name not in {"flashmla", "flash4"}
-                and b.takes(head, head, None).verdict == "no"]  # fmt: skip
+                and b.takes(head, head).verdict == "no"]  # fmt: skip
         if lost:
             yield Found("info", s.key("d_head"), f"heads of {head} are not taken by "
                         f"{', '.join(lost)}", _advice(head))  # fmt: skip

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 import msgspec
 from msgspec import Struct
 
-from scantling.costs.flash import takes
+from scantling.costs.flash import FusedKernel, fused_kernels
 from scantling.hardware import Chip
 from scantling.rules.subject import Subject
 from scantling.sources import read_data
@@ -28,7 +28,7 @@ class Backend(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         multiple: Heads are multiples of it up to ``most``; None takes ``pairs`` alone.
         most: The widest.
         pairs: (key, value) widths taken beside.
-        uneven: Whether values may be of another width than keys.
+        uneven: Whether values may be narrower than keys.
         rounds: Widths that work is rounded up to.
         groups: Query heads to a KV head that its fast decoding takes; none is all.
         power_of_two_groups: Whether these must be powers of two.
@@ -53,6 +53,19 @@ class Backend(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     general: bool = False
     slow: bool = False
 
+    @property
+    def kernel(self) -> FusedKernel | None:
+        """The kernel whose rule holds here, too."""
+        return None if self.like is None else fused_kernels()[self.like]
+
+    @property
+    def range(self) -> tuple[float, float]:
+        """Compute capabilities it runs on, the first and the last."""
+        own = self.kernel
+        if own is None:
+            return self.capabilities
+        return own.least_capability, own.most_capability or self.capabilities[1]
+
     def runs_on(self, chip: Chip | None) -> bool:
         """Whether it runs on a chip at all; without one it may."""
         if chip is None:
@@ -61,38 +74,31 @@ class Backend(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             return False
         if chip.vendor != "NVIDIA" or chip.compute_capability is None:
             return True
-        low, high = self.capabilities
+        low, high = self.range
         return low <= float(chip.compute_capability) <= high
 
-    def takes(self, key: int, value: int, chip: Chip | None) -> Taken:
-        """Whether it takes a head, and at which width.
+    def takes(self, key: int, value: int) -> Taken:
+        """Whether it takes a head, and at which width, where it runs.
 
         Example:
-            >>> backends()["flashinfer"].takes(80, 80, None).verdict
+            >>> backends()["flashinfer"].takes(80, 80).verdict
             'no'
-            >>> backends()["flash2"].takes(80, 80, None)
+            >>> backends()["flash2"].takes(80, 80)
             Taken(verdict='yes', width=96)
         """
-        if (key, value) in self.pairs:
+        own = self.kernel
+        pairs = self.pairs if own is None else (*self.pairs, *own.widths)
+        multiple, most = (self.multiple, self.most) if own is None else (own.multiple, own.most)
+        if (key, value) in pairs:
             return Taken("yes", key)
-        if self.like is not None and chip is not None:
-            found = takes(self.like, chip, key, value)
-            if found.verdict in {"no", "unknown"} or (key != value and self.pairs):
-                return Taken("no", None)
-            return Taken("padded" if found.verdict == "padded" else "yes", self.rounded(key))
-        multiple = 8 if self.like is not None and self.multiple is None else self.multiple
-        most = 256 if self.like is not None and not self.most else self.most
-        if self.like is not None and self.rounds == ():
+        if multiple is None or value > key or not self.least <= key <= most:
             return Taken("no", None)
-        if multiple is None or not self.least <= key <= most:
-            return Taken("no", None)
-        if key != value and not self.uneven:
-            return Taken("no", None)
-        return Taken("padded" if key % multiple else "yes", self.rounded(key))
+        odd = key % multiple or (value < key and not self.uneven)  # callers pad values to keys
+        return Taken("padded" if odd else "yes", self.rounded(key, multiple))
 
-    def rounded(self, key: int) -> int:
+    def rounded(self, key: int, multiple: int) -> int:
         """The width that its work is as large as."""
-        up = key + -key % (self.multiple or 8)
+        up = key + -key % multiple
         return next((w for w in self.rounds if w >= up), up)
 
 
@@ -108,7 +114,7 @@ def backends() -> dict[str, Backend]:
     """Every backend by its name.
 
     Example:
-        >>> backends()["trtllm-mmha"].takes(100, 100, None).verdict
+        >>> backends()["trtllm-mmha"].takes(100, 100).verdict
         'no'
     """
     found = msgspec.convert(read_data("attention_kernels.toml")["backend"], list[Backend])

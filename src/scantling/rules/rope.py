@@ -59,12 +59,14 @@ def _given_limit(part: Partial) -> int | None:
 def _original(part: Partial) -> int | None:
     found = _settings(part).get("original_max_position_embeddings",
                                 part.config.get("original_max_position_embeddings"))  # fmt: skip
-    return int(found) if isinstance(found, int | float) and not isinstance(found, bool) else None
+    if isinstance(found, bool) or not isinstance(found, int | float) or not math.isfinite(found):
+        return None
+    return int(found)
 
 
 def _factor(part: Partial) -> float | None:
     found = _settings(part).get("factor")
-    if isinstance(found, bool) or not isinstance(found, int | float):
+    if isinstance(found, bool) or not isinstance(found, int | float) or not math.isfinite(found):
         return None
     return float(found)
 

@@ -310,8 +310,9 @@ def tie_and_checkpoint(s: Subject) -> Iterator[Found]:
                     "loaders drop"
                     " it", Fix(text=f"{key} false if they differ", config={}))  # fmt: skip
     elif not s.spec.tied and not stored:
-        yield Found("warning", key, "the model is untied and its checkpoint stores no head: it would "
-                    "begin at random", Fix(text=f"{key} true", config={key: True}))  # fmt: skip
+        fix = Fix(text=f"{key} true", config={key: True})
+        yield Found("warning", key, "the model is untied and its checkpoint stores no head: it "
+                    "would begin at random", fix)  # fmt: skip
 
 
 @rule("SC013", "assumed-type", "transformers", reads="config")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from scantling.costs.depth import published_depths
 from scantling.laws import bounds
 from scantling.quantity import Quantity
 from scantling.rules.price import loss_at_aspect, prior_loss
@@ -116,10 +117,8 @@ def depth_limits(s: Subject) -> Iterator[Found]:
     Exceptions: Qwen3-235B (1.57 times), GLM-4.5 (1.49), on purpose.
     """
     width, layers = int(s.legal.d_model), int(s.legal.n_layer)
-    d = facts()["depth"]
-    a, b, c = d["power"]
-    power, logarithm = a * (width / b) ** c, d["log2"] * math.log2(max(width, 2))
-    if layers > d["beyond"] * max(power, logarithm):
+    power, logarithm, _ = published_depths(width)
+    if layers > facts()["depth"]["beyond"] * max(power, logarithm):
         yield Found("info", s.key("n_layer"), f"{layers} layers exceed both published depth limits "
                     f"for width {width}: {power:.0f} and {logarithm:.0f}; runs at fixed width "
                     "contradict them")  # fmt: skip

@@ -363,6 +363,8 @@ def unpriced(b: Budget) -> list[Axis]:
              opened=b.tied is not None),
         Axis("layout", None, None, _layout_reason(b), opened=b.layout != "full"),
         *_rank_axes(b),
+        *([Axis("vocab_size", None, None, "as listed, each with the same text: only its size and "
+                "its tokens are priced", opened=True)] if "vocab_size" in b.listed else []),
         Axis("heads_split_over", over, over, heads, opened=b.tp > 1),
         Axis("n_layer multiple", step, step, f"pipeline stages: pp {b.pp}" if b.pp > 1 else
              "even depths from a billion parameters up" if step > 1 else "every depth"),

@@ -8,10 +8,10 @@ from msgspec import Struct
 
 from scantling import catalog
 from scantling.arith import round_up
+from scantling.claims import claim
 from scantling.costs.count import solve_width
 from scantling.errors import FieldError, ScantlingError, nearest
 from scantling.laws import bounds
-from scantling.laws.claims import claims
 from scantling.quantity import Quantity
 from scantling.search.candidate import (
     DIMENSIONS,
@@ -139,7 +139,7 @@ CLAIMS = {
     "d_model": ("hundred", "width-grows-faster"), "vocab_size": ("vocabulary-root",),
     "tied": ("tie-below",),
 }  # fmt: skip
-"""The rules of thumb about a field (``laws claims``)."""
+"""The rules of thumb about a field (``scantling claims``)."""
 
 BOUNDS = {
     "n_kv_head": ("n_kv_head", "kv_group"), "n_head": ("attention_width_ratio",),
@@ -152,10 +152,9 @@ def rules(c: Candidate, field: str) -> tuple[str, ...]:
     """Rules about a field: rules of thumb with their verdict, and bounds where evidence ends."""
     found = []
     for name in CLAIMS.get(field, ()):
-        one = claims().get(name)
-        if one is not None:
-            told = f"{one.statement}: {one.verdict}; {one.right}. {one.found}"
-            found.append(f"{told} [{', '.join(one.sources)}]")
+        one = claim(name)
+        told = f"{one.statement}: {one.verdict}; {one.right}. {one.found}"
+        found.append(f"{told} [{', '.join(one.sources)}]")
     for name in BOUNDS.get(field, ()):
         bound, value = bounds()[name], axis_value(c.dims(), c.features, name)
         if value is not None:

@@ -37,6 +37,7 @@ from scantling.spec import (
     Branch,
     Dense,
     Experts,
+    Full,
     GatedDelta,
     GroupedAttention,
     LatentAttention,
@@ -54,6 +55,7 @@ from scantling.spec import (
     masks,
     vary,
 )
+from scantling.spec.positions import Span
 
 if TYPE_CHECKING:
     import numpy as np
@@ -63,6 +65,9 @@ THETA = 500_000.0
 """Base of rotary positions; no count and no cost depends on it."""
 DELTA_HEAD = 128
 """Head width of the gated delta rule, as Qwen3-Next and Qwen3.5 have it."""
+FULL = Full()
+SUNK: dict[str, Any] = {"qkv_bias": True, "out_bias": True, "sinks": True, "qk_norm": None}
+"""Attention of gpt-oss."""
 HYBRID_RATIOS = (3, 7)
 """State layers to one of attention: 1 in 4 to 1 in 8."""
 
@@ -239,16 +244,19 @@ def _structures(b: Budget) -> Iterator[Structure]:
     if b.mixer == "hybrid":
         ratios = HYBRID_RATIOS if b.layout == "full" else (ratio_of(b.layout),)
         for n in ratios:
-            ffn = _experts(shared=1, gate=True, groups=False) if b.moe else Dense(1)
-            kinds = (_layer("gated_delta", _delta(), ffn), _layer("attention", _gated(), ffn))
+            own = _experts(shared=1, gate=True) if b.moe else Dense(1)
+            kinds = (_layer("gated_delta", _delta(), own), _layer("attention", _gated(), own))
             yield kinds, (Run(("gated_delta",) * n + ("attention",), 1),), int(b.moe)
         return
     mixer = _latent() if b.mixer == "mla" else _grouped(b)
     if b.layout != "full":
         n = ratio_of(b.layout)
-        ffn = _experts(shared=0) if b.moe else Dense(1)
-        local = _grouped(b, Window(b.window or 1))
-        kinds = (_layer("local", local, ffn), _layer("global", mixer, ffn))
+        local, wide = _grouped(b, Window(b.window or 1)), _grouped(b)
+        ffn: Any = Dense(1)
+        if b.moe:  # gpt-oss, the one structure of both: biases and a sink of every head
+            ffn = Experts(1, 1, 1, bias=True, router=Router(bias=True))
+            local, wide = replace(local, **SUNK), replace(wide, **SUNK)
+        kinds = (_layer("local", local, ffn), _layer("global", wide, ffn))
         yield kinds, (Run(("local",) * n + ("global",), 1),), 0
     elif not b.moe:
         yield (_layer("layer", mixer, Dense(1)),), (Run(("layer",), 1),), 0
@@ -278,11 +286,8 @@ def _layer(name: str, mixer: Any, ffn: Any) -> Layer:
     return Layer(name, (Block((Branch(mixer),), pre=norm), Block((Branch(ffn),), pre=norm)))
 
 
-def _grouped(b: Budget, span: Any = None) -> GroupedAttention:
+def _grouped(b: Budget, span: Span = FULL) -> GroupedAttention:
     qk_norm = QKNorm("head") if b.qk_norm else None
-    found = GroupedAttention(1, 1, 2, position=Rope(THETA), qk_norm=qk_norm)
-    if span is None:
-        return found
     return GroupedAttention(1, 1, 2, position=Rope(THETA), qk_norm=qk_norm, span=span)
 
 

@@ -33,6 +33,7 @@ from scantling.costs.serving_scheme import Numbers, numbers
 from scantling.costs.serving_speed import speed
 from scantling.hardware import Chip, chip
 from scantling.laws import Features, law, prior_terms
+from scantling.laws.vocabulary import tokens_per_character
 from scantling.ops import operators
 from scantling.search.budget import OBJECTIVES, Budget
 from scantling.search.serving_question import SHARE
@@ -128,18 +129,31 @@ class Costs:
         """Training tokens: those of the budget, or what the shape gets of equal work or time."""
         b = self.budget
         if b.alike is None:
-            return float(b.tokens)
+            return float(b.tokens) * self.text_share
         if b.equal == "flops":
             one = flops(self.spec, 1, b.train_context)
             return b.alike * one.tokens / one.train
         return b.alike / self.token.value_s
 
+    @property
+    def text_share(self) -> float:
+        """Tokens of a text in the shape's vocabulary over those in the budget's.
+
+        Shapes of several vocabularies are given the same text, and the laws the tokens that are in
+        it in the one vocabulary; what a vocabulary does to the loss beside its size stays unpriced.
+        """
+        b = self.budget
+        if "vocab_size" not in b.listed:
+            return 1.0
+        own = tokens_per_character(int(self.spec.vocab_size))
+        return own / tokens_per_character(b.vocab_size)
+
     @cached_property
     def features(self) -> Features:
         """What the laws may know of it."""
-        b = self.budget
-        unique = None if b.unique_tokens is None else minimum(self.tokens, float(b.unique_tokens))
-        return features(self.spec, self.tokens, self.counted, b.train_context, unique)
+        b, tokens = self.budget, self.tokens / self.text_share
+        unique = None if b.unique_tokens is None else minimum(tokens, float(b.unique_tokens))
+        return features(self.spec, tokens, self.counted, b.train_context, unique)
 
     @cached_property
     def raw_loss(self) -> Num:

@@ -14,8 +14,8 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from scantling.claims import Verdict
 from scantling.errors import UnknownNameError
-from scantling.laws.claims import Verdict
 from scantling.search.budget import Budget, Range
 from scantling.search.candidate import Candidate, difference
 from scantling.search.size import REFERENCE_ASPECT

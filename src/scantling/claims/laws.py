@@ -1,69 +1,16 @@
-"""Verdicts recomputed: one function a claim, which returns its numbers and what they decide.
-
-``CHECKS`` holds them by the name a record of ``data/claims.toml`` gives. A check computes with the
-product's own functions alone, so that a claim turns when a law or a formula does; what was read off
-tables of runs is in ``measured`` of the record.
-"""
+"""Claims of depth, width and vocabulary against the laws of the loss."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any
 
+from scantling.claims.records import Claim
+from scantling.claims.registry import Checked, check
 from scantling.laws import Features, law
-from scantling.laws.claims import Claim, Verdict, claim
 from scantling.laws.optimum import Spending, compute_optimal, shaped
 from scantling.laws.vocabulary import TIE_ABOVE, best_for_compute
-
-CLOSE = 0.02
-"""Relative distance at which a recomputed number is the one of the record."""
-
-
-class Checked(NamedTuple):
-    """What a check finds."""
-
-    verdict: Verdict
-    numbers: dict[str, float]
-
-
-Check: TypeAlias = Callable[[Claim], Checked]
-
-CHECKS: dict[str, Check] = {}
-"""Every check by its name."""
-
-
-def check(name: str) -> Callable[[Check], Check]:
-    """Decorates a check and enters it in ``CHECKS``."""
-
-    def enter(function: Check) -> Check:
-        assert name not in CHECKS, name
-        CHECKS[name] = function
-        return function
-
-    return enter
-
-
-def differences(name: str) -> list[str]:
-    """Where a claim's record and its check disagree; empty where they do not.
-
-    Example:
-        >>> differences("depth-power")
-        []
-    """
-    one = claim(name)
-    if not one.check:
-        return []
-    found = CHECKS[one.check](one)
-    told = []
-    if found.verdict != one.verdict:
-        told.append(f"verdict {one.verdict}, recomputed {found.verdict}")
-    for key in sorted({*one.numbers, *found.numbers}):
-        said, now = one.numbers.get(key), found.numbers.get(key)
-        if said is None or now is None or not math.isclose(said, now, rel_tol=CLOSE):
-            told.append(f"{key} {said}, recomputed {now}")
-    return told
-
 
 SHAPED_LAWS = ("aspect", "gemstones-2025", "gemstones-cooled-2025")
 """Laws of width and depth whose constants are settled: no refit moves a number of a record."""
