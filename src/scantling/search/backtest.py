@@ -184,7 +184,7 @@ def question(name: str, tokens: float | None = None, **more: Any) -> Budget:
     Example:
         >>> b = question("llama-7b")
         >>> b.chip, b.tokens, b.vocab_size, b.n_gpu
-        ('a100-sxm-80gb', 1000000000000, 32000, 128)
+        ('a100-sxm-80gb', 1000000000000, 32000, 64)
     """
     entry = catalog.named()[catalog.loaded(name).name]
     spec = catalog.model(entry.name)
