@@ -23,7 +23,7 @@ VERBS = {
     "export": ("scantling.cli.export", "Write a model as config of another tool."),
     "validate": ("scantling.cli.validate", "Predictions against public tables: every error."),
     "calibrate": ("scantling.cli.calibrate", "Measure this machine, write a chip file."),
-    "models": ("scantling.cli.catalogue", "The named models."),
+    "models": ("scantling.cli.catalogue", "The named models; what they chose over the years."),
     "chips": ("scantling.cli.catalogue", "The chips, with sources."),
     "claims": ("scantling.cli.claims", "What is said of dimensions, and what is right."),
     "rules": ("scantling.cli.lint", "The rules of lint, each with its page."),

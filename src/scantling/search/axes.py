@@ -164,10 +164,14 @@ def keeps(b: Budget, axis: str, column: Any) -> Any:
 
 
 def depth_step(b: Budget) -> int:
-    """Depths are even from a billion parameters up, so that pipeline stages can be equal."""
+    """Depths are even from a billion parameters up, so that pipeline stages can be equal.
+
+    Not those of mixtures with latent attention, whose first layers are dense: 27, 47, 61 layers.
+    """
     asked = "n_layer" in b.bounded and b.prior is None  # a prior narrows, it opens nothing
     free = not is_given(b, "n_layer") and not asked
-    step = 2 if free and passed(b) >= 10**9 else 1
+    uneven = b.moe and b.mixer == "mla"
+    step = 2 if free and not uneven and passed(b) >= 10**9 else 1
     return math.lcm(step, b.pp)
 
 

@@ -51,7 +51,7 @@ def peer_range(total: int, which: str, tail: float = 0.05) -> tuple[float, float
 @functools.cache
 def sparse() -> tuple[tuple[int, dict[str, float], str], ...]:
     """Parameters, ratios and name of models with experts since 2023, each shape once."""
-    found = {}
+    found: dict[tuple[Any, ...], tuple[int, dict[str, float], str]] = {}
     for name, entry in catalog.named().items():
         if not entry.hub or entry.tuned_from is not None or entry.released < "2023":
             continue
@@ -71,7 +71,7 @@ def sparse() -> tuple[tuple[int, dict[str, float], str], ...]:
         elif "d_nope" in d:
             ratios["attention_width_ratio"] = d["n_head"] * d["d_nope"] / width
             ratios["latent_width_ratio"] = ratios["attention_width_ratio"]
-        found[tuple(d.items())] = (entry.parameters, ratios, name)
+        found.setdefault(tuple(d.items()), (entry.parameters, ratios, name))
     return tuple(found.values())
 
 
