@@ -138,7 +138,7 @@ def table(title, groups):
     for name, verdicts in groups:
         places = collections.Counter(v.place for v in verdicts)
         lines.append(f"| {name} | {len(verdicts)} | {places['front']} | {places['band']} | "
-                     f"{places['dominated']} | {share(verdicts, lambda v: v.holds)} |")  # fmt: skip
+                     f"{places['dominated']} | {(len(verdicts) - places['dominated']) / len(verdicts):.1%} |")  # fmt: skip
     return lines
 
 
