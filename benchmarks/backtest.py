@@ -137,8 +137,9 @@ def table(title, groups):
              "| --- | --- | --- | --- | --- | --- |"]  # fmt: skip
     for name, verdicts in groups:
         places = collections.Counter(v.place for v in verdicts)
+        kept = (len(verdicts) - places["dominated"]) / len(verdicts)
         lines.append(f"| {name} | {len(verdicts)} | {places['front']} | {places['band']} | "
-                     f"{places['dominated']} | {(len(verdicts) - places['dominated']) / len(verdicts):.1%} |")  # fmt: skip
+                     f"{places['dominated']} | {kept:.1%} |")  # fmt: skip
     return lines
 
 
