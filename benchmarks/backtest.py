@@ -53,8 +53,8 @@ Written by `make backtest`; one model: `scantling design --backtest MODEL`.
 - **lower**: at no higher cost (training time, KV cache, time per token) the loss could be lower
   beyond the interval of the difference and the scatter of equal runs (± {scatter:.4f} nats).
 - **cheaper**: at no higher loss *every* cost could be lower by more than {noise:.1%}; predicted
-  step times are off by 2.6 to 5.1 % on average with the model left out of the fit, and within that
-  the width is set by the control below, not by the released shapes.
+  step times are off by 2.6 to 5.1 % on average with the model left out of the fit; this width was
+  chosen within that after the shares at several widths, below, had been seen.
 - A loss counts as in a search, with the upper end of its prior terms.
 - **on the front**: no legal shape is at least as good in all four and better in one;
   **in the band**: one is, but neither gap is beyond the noise; **dominated**: one of them is.
