@@ -406,4 +406,9 @@ def _rank_axes(b: Budget) -> list[Axis]:
              opened=is_given(b, "kv_rank") or "kv_rank" in b.bounded),
         Axis("q_rank", None, None, "D/2, the least that was measured to cost nothing",
              opened=is_given(b, "q_rank")),
+        Axis("d_nope", None, None, "keys of 128 without rotary positions, as released models have",
+             opened=is_given(b, "d_nope")),
+        Axis("d_rope", None, None, "half of that for the rotary key all heads share",
+             opened=is_given(b, "d_rope")),
+        Axis("d_value", None, None, "values as wide as keys", opened=is_given(b, "d_value")),
     ]  # fmt: skip
