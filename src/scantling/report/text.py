@@ -187,8 +187,8 @@ def _honest(front: Front) -> str:
         f"Exact: parameters, FLOPs, KV bytes. ±: Δ loss is nats/token at equal {_alike(front)}, "
         f"law '{b.law}'; days {float(train.low_s) / 86400:.3g} to "
         f"{float(train.high_s) / 86400:.3g} and {float(decode.low_s) * 1e3:.3g} to "
-        f"{float(decode.high_s) * 1e3:.3g} ms for the choice (90 % of public measurements, for a plain split: scantling plan finds one that "
-        f"fits)."
+        f"{float(decode.high_s) * 1e3:.3g} ms for the choice (90 % of public measurements, for a "
+        f"plain split: scantling plan finds one that fits)."
     )
     if c.extrapolation > 1:
         text += f" The loss is extrapolated ×{c.extrapolation:.1f} beyond the largest fitted model."
