@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 from rich.markup import escape
 
 from scantling.costs.readings import READINGS
+from scantling.messages import in_language, translated
 from scantling.report.shape_cells import ffn_cell, heads_cell, layers_cell
 from scantling.search import (
     Candidate,
@@ -29,22 +31,42 @@ if TYPE_CHECKING:
     from scantling.report.analyze import Analysis
 
 
+@functools.cache
+def _in_language() -> tuple[type[Console], type[Table]]:
+    """A console and a table that tell everything in the language chosen."""
+    from rich.console import Console
+    from rich.table import Table
+
+    class Teller(Console):
+        def print(self, *objects: Any, **options: Any) -> None:
+            super().print(*map(translated, objects), **options)
+
+    class Told(Table):
+        def add_row(self, *cells: Any, **options: Any) -> None:
+            super().add_row(*map(translated, cells), **options)
+
+        def add_column(self, header: Any = "", *more: Any, **options: Any) -> None:
+            super().add_column(translated(header), *more, **options)
+
+    return Teller, Told
+
+
 def console(**options: Any) -> Console:
     """A console that wraps nothing and loses its colours when piped."""
-    from rich.console import Console
-
-    found = Console(highlight=False, soft_wrap=True, **options)
+    teller, _ = _in_language()
+    found = teller(highlight=False, soft_wrap=True, **options)
     if not found.is_terminal:
-        found = Console(highlight=False, soft_wrap=True, width=200, no_color=True, **options)
+        found = teller(highlight=False, soft_wrap=True, width=200, no_color=True, **options)
     return found
 
 
 def table(*columns: tuple[str, str], title: str = "") -> Table:
     """A table with (heading, justification) columns."""
     from rich import box
-    from rich.table import Table
 
-    found = Table(title=title or None, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    _, told = _in_language()
+    found = told(title=translated(title) or None, title_justify="left", box=box.SIMPLE_HEAD,
+                 pad_edge=False)  # fmt: skip
     for name, justify in columns:
         found.add_column(name, justify=justify, no_wrap=True)  # type: ignore[arg-type]
     return found
@@ -106,7 +128,7 @@ def print_front(out: Console, front: Front, rows: int = 12) -> None:
         for line in lines[1:]:
             out.print(f"      {escape(line)}")
     for finding in findings(c):
-        out.print(f"  [yellow]{finding['code']}[/yellow] {finding['message']}")
+        out.print(f"  [yellow]{finding['code']}[/yellow] {in_language(finding['message'])}")
     out.print("[dim]" + _honest(front) + "[/dim]")
     _print_axes(out, front)
 
@@ -169,8 +191,8 @@ def _honest(front: Front) -> str:
     text = (
         f"Exact: parameters, FLOPs, KV bytes. ±: {loss}days {float(train.low_s) / 86400:.3g} to "
         f"{float(train.high_s) / 86400:.3g} and {float(decode.low_s) * 1e3:.3g} to "
-        f"{float(decode.high_s) * 1e3:.3g} ms for the choice (90 % of public measurements, for "
-        f"a plain split: scantling plan finds one that fits)."
+        f"{float(decode.high_s) * 1e3:.3g} ms for the choice (90 % of public measurements, for a "
+        f"plain split: scantling plan finds one that fits)."
     )
     if c.extrapolation > 1:
         text += f" The loss is extrapolated ×{c.extrapolation:.1f} beyond the largest fitted model."
@@ -266,7 +288,7 @@ def print_analysis(out: Console, a: Analysis, before: Analysis | None = None) ->
     if a.checkpoint is not None:
         _print_checkpoint(out, a)
     for finding in a.findings():
-        out.print(f"[yellow]{finding['code']}[/yellow] {finding['message']}")
+        out.print(f"[yellow]{finding['code']}[/yellow] {in_language(finding['message'])}")
     for note in a.notes:
         out.print(f"[dim]note: {note}[/dim]")
 
