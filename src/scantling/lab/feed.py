@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from scantling.lab.flow import Flow
 from scantling.lab.numerics import Numerics
-from scantling.lab.parts import Fused, Named, Normed, activation
+from scantling.lab.parts import Fused, Named, Normed, activation, product
 from scantling.spec import Dense, Experts
 
 
@@ -23,8 +23,9 @@ class Feed(nn.Module):
         super().__init__()
         self.f, d_ff = f, int(f.d_ff)
         outs = {f"{prefix}gate": d_ff if f.gated else 0, f"{prefix}up": d_ff}
-        self.up = Fused(d_model, outs, bias=f.in_bias)
-        self.down = Fused(d_ff, {f"{prefix}down": d_model}, bias=f.out_bias, role="out")
+        rank = None if f.ff_rank is None else int(f.ff_rank)
+        self.up = product(d_model, outs, rank, bias=f.in_bias)
+        self.down = product(d_ff, {f"{prefix}down": d_model}, rank, bias=f.out_bias, role="out")
         self.act, self.gated = activation(f.activation), f.gated
         self.inner = None
         if f.inner_norm is not None:
