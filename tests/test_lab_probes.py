@@ -29,6 +29,7 @@ from scantling.spec import (
     RelativeBias,
     Rope,
     Run,
+    SharedExpert,
     Spec,
     Stack,
     Window,
@@ -36,6 +37,7 @@ from scantling.spec import (
 
 torch = pytest.importorskip("torch")
 
+from scantling.lab.graph import clustering, path_length  # noqa: E402
 from scantling.lab.interventions import (  # noqa: E402 - needs torch
     DropLayers,
     LowRank,
@@ -47,6 +49,14 @@ from scantling.lab.interventions import (  # noqa: E402 - needs torch
     materialise,
 )
 from scantling.lab.model import Decoder  # noqa: E402
+from scantling.lab.probes import (  # noqa: E402
+    activations,
+    attention,
+    effective_rank,
+    gradient_norms,
+    head_sensitivity,
+    product_rank,
+)
 
 torch.set_num_threads(1)
 
@@ -425,3 +435,179 @@ def test_a_released_structure_is_cut_and_counted():
     small = materialise(model, DropLayers((0,)), MaskHeads(((1, 0),)), LowRank(6, (3,)))
 
     assert count(small) == parameters(small.spec).total < count(model)
+
+
+# ---------------------------------------------------------------- what is read
+
+
+TARGETS = TOKENS.roll(-1, 1)
+T = TOKENS.shape[1]
+
+
+def even_model(**more):
+    """A model whose queries are all zero: every key that is seen gets the same share."""
+    model = model_of(spec_of(replace(GQA, **more)))
+    with torch.no_grad():
+        for layer in model.layers:
+            layer.blocks[0].sides[0].module.qkv.weight[: 6 * 8] = 0
+    return model
+
+
+def test_even_attention_has_the_entropy_of_the_keys_it_sees():
+    """Query t sees t + 1 keys, ln(t + 1) nats, t / 2 tokens behind on average."""
+    read = attention(even_model(), TOKENS)
+    nats = sum(math.log(t + 1) for t in range(T)) / T
+
+    assert [r.layer for r in read] == [0, 1, 2]
+    for r in read:
+        assert r.entropy == pytest.approx([nats] * 6, rel=1e-5)
+        assert r.even == pytest.approx(nats)
+        assert r.span == pytest.approx([(T - 1) / 4] * 6, rel=1e-5)
+        assert r.logit_variance == pytest.approx([0] * 6)
+        assert (r.path_length, r.clustering, r.connected) == (1, 1, 1)
+
+
+def test_even_attention_both_ways_has_the_entropy_of_the_context():
+    for r in attention(even_model(causal=False), TOKENS):
+        assert r.entropy == pytest.approx([math.log(T)] * 6, rel=1e-5)
+        assert r.even == pytest.approx(math.log(T))
+
+
+def test_sinks_are_left_out_of_the_entropy():
+    """A sink takes weight from all keys alike, which changes no share among them."""
+    model = even_model(sinks=True)
+    read = attention(model, TOKENS)
+
+    assert model.layers[0].blocks[0].sides[0].module.sinks_H.any()
+    assert read[0].entropy == pytest.approx([read[0].even] * 6, rel=1e-5)
+
+
+def test_a_window_of_one_is_no_graph_and_no_entropy():
+    model = model_of(SPECS["llama"])
+    with applied(model, Narrow(1)):
+        read = attention(model, TOKENS)
+
+    assert all(r.entropy == r.span == (0,) * 6 for r in read)
+    assert [(r.path_length, r.clustering, r.connected) for r in read] == [(None, 0, 0)] * 3
+
+
+def test_lengths_and_clusters_of_known_graphs():
+    """A ring of n joined to its 4 nearest clusters by 3 (4 − 2) / 4 (4 − 1) = 1/2 (Watts and
+    Strogatz 1998); a row of n has a mean path of (n + 1) / 3."""
+    n = 20
+    ring = torch.zeros(n, n, dtype=torch.bool)
+    for i in range(n):
+        for step in (1, 2):
+            ring[i, (i + step) % n] = ring[(i + step) % n, i] = True
+    row = torch.diag(torch.ones(n - 1, dtype=torch.bool), 1)
+    row = row | row.T
+
+    assert clustering(ring) == pytest.approx(0.5)
+    assert path_length(row) == pytest.approx(((n + 1) / 3, 1))
+    assert clustering(row) == 0
+    two = torch.block_diag(row.float(), row.float()).bool()
+    assert path_length(two) == pytest.approx(((n + 1) / 3, (n - 1) / (2 * n - 1)))
+
+
+def test_the_effective_rank_of_known_matrices():
+    """Values 1, 1, 2 are shares of 1/4, 1/4, 1/2: exp(3/2 ln 2)."""
+    turn = torch.linalg.qr(torch.randn(7, 7, generator=torch.Generator().manual_seed(0)))[0]
+    matrix = turn[:, :3] @ torch.diag(torch.tensor([1.0, 1.0, 2.0])) @ turn[:3, :3].T
+
+    assert float(effective_rank(turn)) == pytest.approx(7)
+    scaled = torch.diag(torch.tensor([1.0, 1.0, 2.0, 0.0]))
+    assert float(effective_rank(5 * scaled)) == pytest.approx(2**1.5)
+    assert 1 < float(effective_rank(matrix)) < 3
+
+
+@pytest.mark.parametrize(("tokens", "width"), [(12, 4), (5, 16)])
+def test_the_rank_of_a_product_is_that_of_its_small_factors(tokens, width):
+    generator = torch.Generator().manual_seed(3)
+    q, k = (torch.randn(2, 3, tokens, width, generator=generator) for _ in "qk")
+
+    assert torch.allclose(product_rank(q, k), effective_rank(q @ k.mT), rtol=1e-4)
+    assert (product_rank(q, k) <= min(tokens, width)).all()
+
+
+def test_logits_of_unit_queries_and_keys_have_unit_variance_at_every_head_width():
+    """Σ of h products of variance 1, times 1/h: the claim that it grows with h is wrong."""
+    for width in (8, 16, 64):
+        one = GroupedAttention(2, 2, width)
+        model = model_of(spec_of(one, n_layer=1))
+        block = model.layers[0].blocks[0]
+        with torch.no_grad():
+            block.sides[0].module.qkv.weight.normal_(std=D**-0.5)
+            block.pre.scale.fill_(1)
+            model.table.weight.normal_()
+        tokens = torch.randint(V, (4, 64), generator=torch.Generator().manual_seed(2))
+
+        variance = attention(model, tokens)[0].logit_variance
+        assert sum(variance) / 2 == pytest.approx(1, rel=0.5)
+
+
+def test_moments_of_hidden_units_are_those_of_all_of_them():
+    model = model_of(spec_of(ffn=Dense(F, gated=False, activation="relu")))
+    seen = []
+    for layer in model.layers:
+        layer.blocks[1].sides[0].module.down.register_forward_pre_hook(
+            lambda _m, given: seen.append(given[0].double().numpy())
+        )
+    with torch.no_grad():
+        read = activations(model, TOKENS)
+
+    for r, x in zip(read, seen, strict=True):
+        off = x - x.mean()
+        assert r.kurtosis == pytest.approx((off**4).mean() / (off**2).mean() ** 2)
+        assert r.positive == (x > 0).mean()
+        assert r.active == (abs(x) > 0.1 * abs(x).max(-1, keepdims=True)).mean()
+        assert 0 < r.active < r.positive < 1
+
+
+def test_experts_are_read_together_and_shared_ones_apart():
+    model = model_of(spec_of(ffn=Experts(4, 2, 16, shared=SharedExpert(8))))
+    read = activations(model, TOKENS)
+
+    assert {r.module for r in read} == {"ffn.experts", "ffn.shared"}
+    assert len(read) == 6
+
+
+def test_gradient_norms_are_those_of_a_backward_pass():
+    model = model_of(SPECS["gates and sinks"])
+    norms = gradient_norms(model, TOKENS, TARGETS)
+
+    assert all(p.grad is None for p in model.parameters())
+    model.loss(TOKENS, TARGETS).backward()
+    whole = [math.sqrt(sum(float(p.grad.square().sum()) for p in layer.parameters()))
+             for layer in model.layers]  # fmt: skip
+    assert norms == pytest.approx(whole, rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ["llama", "latent"])
+def test_sensitivity_is_what_the_loss_changes_by_when_a_head_fades(name):
+    """A difference quotient: the head's part of the output, times 1 ± a little."""
+    from scantling.lab.masks import masked
+
+    model = model_of(SPECS[name]).double()
+    read = head_sensitivity(model, TOKENS, TARGETS)
+    step, losses = 1e-4, []
+    for sign in (1, -1):
+        mask = torch.ones(model.spec.n_head, dtype=torch.double)
+        mask[2] += sign * step
+        with masked(list(model.layers), {1: mask}):
+            losses.append(float(model.loss(TOKENS, TARGETS).detach()))
+
+    assert list(read) == [0, 1, 2]
+    assert read[1][2] == pytest.approx(abs(losses[0] - losses[1]) / (2 * step), rel=1e-3)
+
+
+@pytest.mark.parametrize("read", [attention, activations, lambda m, t: head_sensitivity(m, t, t),
+                                  lambda m, t: gradient_norms(m, t, t)])  # fmt: skip
+def test_reading_a_model_leaves_it_as_it_was(read):
+    model = model_of(spec_of(ffn=Experts(4, 2, 16)))
+    before = logits(model)
+    known = {name: set(vars(m)) for name, m in model.named_modules()}
+    read(model, TOKENS)
+
+    assert {name: set(vars(m)) for name, m in model.named_modules()} == known
+    assert not any(m._forward_pre_hooks or m._forward_hooks for m in model.modules())
+    assert torch.equal(logits(model), before)

@@ -200,7 +200,7 @@ def put_together(before: Decoder, layers: Sequence[HeldLayer], spec: Spec) -> De
 def _fill(new: Tensors, old: Tensors) -> None:
     assert new.keys() == old.keys(), set(new) ^ set(old)
     for name, tensor in new.items():
-        tensor.copy_(old[name])
+        tensor.copy_(old[name].view_as(tensor))
 
 
 def known(what: str, numbers: Iterable[int], n: int, where: str) -> None:

@@ -109,7 +109,7 @@ def _feeds(layer: Layered) -> list[nn.Module]:
 
 
 def factors(weight: Tensor, rank: int) -> tuple[Tensor, Tensor]:
-    """The matrices b (n × rank) and a (rank × k) whose product is nearest to a matrix, equal in size.
+    """The two matrices, n × rank and rank × k, whose product is nearest to one of n × k.
 
     Example:
         >>> b, a = factors(torch.tensor([[3.0, 0.0], [0.0, 1.0]]), 1)

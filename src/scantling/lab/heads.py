@@ -90,6 +90,7 @@ def _grouped(side: HeldSide, a: GroupedAttention, kept: Sequence[int], *, read_l
         raise FieldError("mask_heads", None, "would change keys that other layers read",
                          f"keep equally many heads of each of the {k} key-value heads")  # fmt: skip
     gate = value if a.gate == "element" else 1
+    each = a.qk_norm is not None and a.qk_norm.scope == "each_head"
     found: Tensors = {}
     for name, tensor in side.tensors.items():
         leaf = name.removesuffix("_bias")
@@ -99,10 +100,10 @@ def _grouped(side: HeldSide, a: GroupedAttention, kept: Sequence[int], *, read_l
             found[name] = rows(tensor, pairs, width if leaf == "k" else value)
         elif name == "o":
             found[name] = rows(tensor, kept, value, 1)
-        elif name == "sinks" or (name.startswith("q_norm") and tensor.dim() == 2):
+        elif name == "sinks":
             found[name] = rows(tensor, kept, 1)
-        elif name.startswith("k_norm") and tensor.dim() == 2:
-            found[name] = rows(tensor, pairs, 1)
+        elif each and name.startswith(("q_norm", "k_norm")):
+            found[name] = rows(tensor.reshape(-1), kept if name[0] == "q" else pairs, width)
         elif name == "layer_bias":
             found[name] = rows(tensor, kept, 1, 1)
         else:
