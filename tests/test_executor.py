@@ -3,6 +3,7 @@
 import multiprocessing
 import operator
 import os
+import pathlib
 import signal
 import sys
 import time
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 from scantling.errors import FieldError, UnknownNameError
-from scantling.executor import TRIES, LostWorkerError, cores, run
+from scantling.executor import TRIES, LostWorkerError, check, cores, run
 from scantling.search import Range, budget
 from scantling.search.space import space
 from scantling.search.sweep import sweep
@@ -47,6 +48,15 @@ def test_here_is_this_process_and_a_job_runs_when_it_is_asked_for():
 def test_an_error_of_a_job_is_the_callers():
     with pytest.raises(ZeroDivisionError):
         list(run(operator.floordiv, [1, 0], shared=1, engine="pool", workers=2))
+
+
+def check_engine(_, job):
+    check(job)
+
+
+def test_an_error_for_users_arrives_from_a_worker_as_it_was_raised():
+    with pytest.raises(UnknownNameError, match=r"^engine pol is not known; did you mean pool\?$"):
+        list(run(check_engine, ["pool", "pol"], engine="pool", workers=1))
 
 
 @pytest.mark.parametrize(("given", "error"), [({"engine": "dask"}, UnknownNameError),
@@ -92,7 +102,7 @@ def test_a_lost_job_that_nothing_stands_for_is_an_error_in_one_line(tmp_path):
         list(run(die, range(6), shared=tmp_path, engine="pool", workers=2))
 
 
-def sleep_long(shared, job):
+def sleep_long(_, job):
     if job:
         time.sleep(600)
     return os.getpid()
@@ -108,6 +118,7 @@ def test_closing_the_results_ends_what_still_runs():
 def test_slurm_runs_jobs_on_this_machine_where_there_is_none(tmp_path, monkeypatch):
     pytest.importorskip("submitit", reason="needs the extra slurm")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(pathlib.Path(__file__).parent), *sys.path]))
     found = run(die_once, range(4), shared=tmp_path, engine="slurm", workers=2)
     assert list(found) == list(range(4))
 

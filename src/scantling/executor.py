@@ -266,23 +266,32 @@ def _under_slurm(
         ) from None
     nodes = submitit.AutoExecutor(folder=SLURM_LOGS / "%j")
     nodes.update_parameters(cpus_per_task=1, timeout_min=24 * 60, name="scantling")
-    start = partial(nodes.submit, function, shared)
+    start = partial(nodes.submit, _tried, function, shared)
 
     def result(handed: tuple[Any, Any]) -> Any:
         job, running = handed
-        for _ in range(TRIES - 1):
+        for _ in range(TRIES):
             try:
-                return running.result()
-            except submitit.core.utils.FailedJobError:  # raised an error of its own
+                value, error = running.result()
+            except submitit.core.utils.FailedJobError:  # it raised an error of its own
                 raise
-            except submitit.core.utils.UncompletedJobError:
+            except submitit.core.utils.UncompletedJobError:  # it died
                 running = start(job)
-        try:
-            return running.result()
-        except submitit.core.utils.UncompletedJobError:
-            return lost(job)
+                continue
+            if error is not None:
+                raise error
+            return value
+        return lost(job)
 
     yield from _in_order(lambda job: (job, start(job)), result, jobs, workers or cores())
+
+
+def _tried(function: Any, shared: Any, job: Any) -> tuple[Any, ScantlingError | None]:
+    """A result, or an error for users, which Slurm's side would turn into a traceback."""
+    try:
+        return function(shared, job), None
+    except ScantlingError as error:
+        return None, error
 
 
 def _in_order(
