@@ -38,7 +38,7 @@ class Fake:
         return Data("fake", 256, 1.0, 3.9)
 
     def pace(self, trial):
-        return Pace(0.1, self.step_s * trial.spec.n_layer, 0.1)
+        return Pace(0.0, self.step_s * trial.spec.n_layer, 0.0)
 
     def run(self, trial):
         depth = int(trial.spec.n_layer)
@@ -54,4 +54,7 @@ class Fake:
         far = math.log(trial.rate / self.best.get(depth, BEST_RATE))
         loss = 3 + self.effects.get(depth, 0.0) + CURVE * far**2 + draw.gauss(0, self.sd)
         return Outcome({"choose": loss + draw.gauss(0, 0.002), "loss": loss,
-                        "accuracy": float(loss < 3.1)}, trial.tokens, 0.01)  # fmt: skip
+                        "accuracy": float(loss < 3.1)}, trial.tokens, 0.01, row={
+            "loss": loss, "tokens": trial.tokens, "depth": depth, "lr": trial.rate,
+            "width": int(trial.spec.d_model), "params_total": 10_000 * depth,
+        })  # fmt: skip

@@ -79,8 +79,9 @@ def test_the_difference_of_two_shares_has_newcombes_interval():
     assert found.difference - found.half_width == pytest.approx(0.0524, abs=1e-4)
 
 
-def test_a_design_sees_what_it_says_it_can_resolve_four_times_of_five():
-    draw, n, sd = random.Random(5), 4, 0.02
+@pytest.mark.parametrize("n", [3, 5])
+def test_a_design_sees_what_it_says_it_can_resolve_four_times_of_five(n):
+    draw, sd = random.Random(5), 0.02
     effect = stats.resolvable(sd, n)
     seen = 0
     for _ in range(1500):
@@ -88,7 +89,7 @@ def test_a_design_sees_what_it_says_it_can_resolve_four_times_of_five():
         b = [draw.gauss(effect, sd) for _ in range(n)]
         seen += stats.welch(a, b).p < 0.05
 
-    assert 0.74 < seen / 1500 < 0.86
+    assert 0.77 < seen / 1500 < 0.86
 
 
 def test_for_many_seeds_the_effect_is_the_rule_of_two_point_eight():

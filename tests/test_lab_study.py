@@ -71,7 +71,7 @@ def test_an_effect_of_the_size_that_is_said_to_be_resolvable_is_mostly_seen():
         found = judged(study(1, 2), Fake({2: effect}, world=world))
         seen += any(v.a == "L1" for v in found)
         assert not any(v.a == "L2" for v in found)
-    assert seen >= 65
+    assert seen >= 72
 
 
 def test_a_difference_inside_the_noise_is_not_separated_and_says_how_many_seeds_would(ask):
@@ -156,8 +156,8 @@ def test_a_budget_takes_tokens_then_shapes_and_never_the_third_seed():
     assert least.tokens >= 25_000
     assert least.most_s <= 0.22 * whole.most_s
     assert least.seeds == 3
-    with pytest.raises(FieldError, match=r"budget 30\.0 s is too short: two shapes at 3 seeds"):
-        plan(s, paces, 1, 30)
+    with pytest.raises(FieldError, match=r"budget 20 s is too short: two shapes at 3 seeds"):
+        plan(s, paces, 1, 20)
 
 
 def test_jobs_are_spread_over_workers_longest_first():
@@ -166,7 +166,7 @@ def test_jobs_are_spread_over_workers_longest_first():
 
 
 def test_when_the_time_is_up_no_run_is_begun_and_the_verdict_says_so(ask):
-    slow = Fake(delay_s=0.05, step_s=1e-6)
+    slow = Fake(delay_s=0.2, step_s=1e-6)
     found = ask(study(1, 2), slow, budget_s=1.0)
     assert "time was up after" in found.verdicts[0].text
     assert found.seconds < 3

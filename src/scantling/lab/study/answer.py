@@ -188,7 +188,7 @@ def _judged(
         resolvable(study, arms, clear), spread(study, arms), seconds,
         f"{platform.system()} {platform.machine()}, Python {platform.python_version()}", records,
     )  # fmt: skip
-    store.write_table(folder, records, data)
+    store.write_table(folder, records)
     store.write(folder / store.RESULT, result_json(result))
     return result
 

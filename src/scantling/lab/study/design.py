@@ -15,7 +15,7 @@ from scantling.spec import Spec
 
 LEAST_SEEDS = 3
 """Fewer give no interval worth the name."""
-TUNED_STEPS, TUNED_WIDTH, TUNED_RATE = 600, 64, 3e-3
+TUNED_STEPS, TUNED_WIDTH, TUNED_RATE, TUNED_MUP = 600, 64, 3e-3, 2.0**-7
 """Where the grid of rates is centred: the best rate of a small model was seen at 3e-3 for width 64
 and 600 steps, 8e-3 for 200 steps, and to fall at least as fast as the inverse of the width."""
 
@@ -26,7 +26,6 @@ class Shape(Struct, frozen=True):
     name: str
     spec: Spec
     param: str = "sp"
-    init_std: float | None = None
     tokenizer: str | None = None
     """Its own where the study is about vocabularies."""
     share: float = 1.0
@@ -101,8 +100,7 @@ class Study(Struct, frozen=True):
             spec=shape.spec, data=self.data, rate=rate, seed=seed,
             tokens=max(round(tokens * shape.share), self.batch * self.context), batch=self.batch,
             context=self.context, tokenizer=shape.tokenizer or self.tokenizer, param=shape.param,
-            optimizer=self.optimizer, schedule=self.schedule, init_std=shape.init_std,
-            probe=self.probe,
+            optimizer=self.optimizer, schedule=self.schedule, probe=self.probe,
         )  # fmt: skip
 
     def grid(self, shape: Shape, tokens: int) -> list[float]:
@@ -144,7 +142,7 @@ def centre(shape: Shape, steps: int) -> float:
     """The middle of a grid of rates.
 
     Under the standard parametrisation 3e-3 (64 / D) (600 / steps)^0.9, with the steps held between
-    150 and 2,400; under muP and CompleteP the width drops out.
+    150 and 2,400; under muP and CompleteP 2⁻⁷ whatever the width.
 
     Example:
         >>> from scantling import catalog
@@ -152,5 +150,6 @@ def centre(shape: Shape, steps: int) -> float:
         >>> centre(small, 600), centre(small, 150) / centre(small, 600)
         (0.00025, 3.4822022531844965)
     """
-    width = TUNED_WIDTH / int(shape.spec.d_model) if shape.param == "sp" else 1.0
-    return TUNED_RATE * width * (TUNED_STEPS / min(max(steps, 150), 2400)) ** 0.9
+    sp = shape.param == "sp"
+    rate = TUNED_RATE * TUNED_WIDTH / int(shape.spec.d_model) if sp else TUNED_MUP
+    return rate * (TUNED_STEPS / min(max(steps, 150), 2400)) ** 0.9

@@ -54,7 +54,7 @@ def minutes(seconds: float) -> str:
 
     Example:
         >>> minutes(200), minutes(4)
-        ('3.3 min', '4.0 s')
+        ('3.3 min', '4 s')
     """
     return seconds_text(seconds) if seconds < 60 else f"{seconds / 60:.1f} min"
 
@@ -64,7 +64,7 @@ def cost(
 ) -> float:
     """Seconds of one shape: its runs at every rate and seed, one after another."""
     rates = study.rates.n + (study.rates.extend if extended else 0)
-    return rates * seeds * pace.seconds(study.trial(shape, 0.0, 0, tokens).steps)
+    return pace.once_s + rates * seeds * pace.seconds(study.trial(shape, 0.0, 0, tokens).steps)
 
 
 def makespan(seconds: list[float], workers: int) -> float:

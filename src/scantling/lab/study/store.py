@@ -13,7 +13,7 @@ import msgspec
 from scantling.errors import FieldError
 from scantling.lab.study.design import Study
 from scantling.lab.study.plan import Plan
-from scantling.lab.study.trial import Data, Record
+from scantling.lab.study.trial import Record
 
 T = TypeVar("T")
 STUDY, PLAN, DATA, RUNS, TABLE, RESULT = (
@@ -86,13 +86,10 @@ def count(folder: Path) -> int:
     return sum(1 for _ in (folder / RUNS).glob("*.json"))
 
 
-def write_table(folder: Path, records: Iterable[Record], data: dict[str, Data]) -> None:
-    """The runs as a table for ``laws fit``, one JSON object a line; those that failed are left out.
+def write_table(folder: Path, records: Iterable[Record]) -> None:
+    """The runs as a table for ``laws fit``, a JSON object a line; those that failed are left out.
 
-    Args:
-        folder: Of the study.
-        records: Its runs.
-        data: By name of the shape.
+    A record that stands in several studies is the same run.
     """
-    rows = [r.row(data[r.shape]) for r in records if r.outcome.failed is None]
+    rows = [r.row for r in records if r.outcome.failed is None]
     write(folder / TABLE, "".join(json.dumps(row) + "\n" for row in rows))

@@ -32,7 +32,6 @@ class Trial(Struct, frozen=True):
     param: str = "sp"
     optimizer: str = "adamw"
     schedule: str = "cosine"
-    init_std: float | None = None
     probe: str | None = None
     """``module:function``, from (model, task, trial) to further measures of the trained model."""
 
@@ -52,6 +51,8 @@ class Outcome(Struct, frozen=True):
     seconds: float
     failed: str | None = None
     """Why it came to nothing: a loss that is no number."""
+    row: dict[str, Any] = {}
+    """The run as ``laws fit`` reads one."""
 
 
 class Pace(Struct, frozen=True):
@@ -60,6 +61,8 @@ class Pace(Struct, frozen=True):
     start_s: float
     step_s: float
     judge_s: float
+    once_s: float = 0.0
+    """Once for all runs of a shape: to cut the data into tokens."""
 
     def seconds(self, steps: int) -> float:
         """Seconds of a whole run."""
@@ -122,26 +125,7 @@ class Record(Struct, frozen=True):
     outcome: Outcome
     code: str
 
-    def row(self, data: Data) -> dict[str, Any]:
-        """The run as ``laws fit`` reads it: plain columns, with the recipe for ``--where``."""
-        from scantling.costs.count import parameters
-
-        t, p = self.trial, parameters(self.trial.spec)
-        mixers = {f: _read(t.spec, f) for f in ("d_head", "n_head", "n_kv_head")}
-        return {
-            "shape": self.shape, "params_body": int(p.body), "params_total": int(p.total),
-            "d_model": int(t.spec.d_model), "n_layer": int(t.spec.n_layer), **mixers,
-            "vocab_size": int(t.spec.vocab_size), "tokens": self.outcome.tokens,
-            "loss": self.outcome.measures.get("loss"), "lr": t.rate, "seed": t.seed,
-            "batch": t.batch, "seq_len": t.context, "param": t.param, "optimizer": t.optimizer,
-            "schedule": t.schedule, "dataset": t.data, "tokenizer": t.tokenizer,
-            "data_hash": data.hash, "loss_kind": "held-out, nats a token",
-            "bits_per_byte": self.outcome.measures.get("bits_per_byte"),
-            "seconds": self.outcome.seconds, "code": self.code, "key": self.key,
-        }  # fmt: skip
-
-
-def _read(spec: Spec, field: str) -> int | None:
-    from scantling.spec import has, read
-
-    return int(read(spec, field)) if has(spec, field) else None
+    @property
+    def row(self) -> dict[str, Any]:
+        """The run as ``laws fit`` reads one, with where it comes from."""
+        return {"shape": self.shape, **self.outcome.row, "code": self.code, "key": self.key}
