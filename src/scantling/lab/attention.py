@@ -11,7 +11,6 @@ from scantling.lab.numerics import Numerics
 from scantling.lab.parts import Fused, Named, Normed
 from scantling.spec import (
     Alibi,
-    Full,
     GroupedAttention,
     LatentAttention,
     RelativeBias,
@@ -132,13 +131,29 @@ class Grouped(nn.Module):
         x_BTnh = x_BTw.view(*x_BTw.shape[:-1], n, -1)
         return x_BTnh if norm is None or self.wide_norm else norm(x_BTnh)
 
+    def made(self, x_BTD: Tensor, flow: Flow, path: str) -> dict[str, Tensor]:
+        """What the projections make: each by its name, or queries and keys as ``both``."""
+        qkv_BTw = self.qkv(x_BTD)
+        if flow.watch is not None:
+            flow.watch(f"{path}.qkv", qkv_BTw)
+        names, widths = list(self.qkv.outs), list(self.qkv.outs.values())
+        if self.joint:
+            names, widths = ["both", *names[2:]], [widths[0] + widths[1], *widths[2:]]
+        made = dict(zip(names, torch.split(qkv_BTw, widths, -1), strict=True))
+        if self.kv is not None:
+            assert flow.source_BSD is not None, "cross attention has a source"
+            made |= self.kv.split(flow.source_BSD)
+        elif self.joint and self.a.key_is_value:
+            made["k"] = made["both"][..., self.h * self.width :]
+        return made
+
     def queries_and_keys(
-        self, made: dict[str, Tensor], both: Tensor | None, turns: Tensor | None
+        self, made: dict[str, Tensor], turns: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        """q and k by head, turned: as one tensor, or each after its norm."""
+        """Queries and keys by head, turned: as one tensor, or each after its norm."""
+        both = made.get("both")
         if both is not None:
-            n = self.h + self.k
-            heads = both.view(*both.shape[:-1], n, self.width)
+            heads = both.view(*both.shape[:-1], self.h + self.k, self.width)
             heads = heads if turns is None else turned(heads, turns)
             return heads[..., : self.h, :], heads[..., self.h :, :]
         q = self.heads(made["q"], self.h, self.q_norm)
@@ -148,7 +163,7 @@ class Grouped(nn.Module):
         return q, k
 
     def values(self, made: dict[str, Tensor]) -> Tensor:
-        """v by head, heads before tokens."""
+        """Values by head, heads before tokens."""
         v_BSw = made["k" if self.a.key_is_value else "v"]
         v_BSKv = v_BSw.view(*v_BSw.shape[:-1], self.k, -1)
         v_BSKv = v_BSKv if self.v_norm is None else self.v_norm(v_BSKv)
@@ -170,56 +185,57 @@ class Grouped(nn.Module):
         found = flow.relative_HN[places.buckets(a.position, causal=a.causal)]
         return found.movedim(-1, -3)
 
+    def keys_and_values(
+        self, k: Tensor | None, made: dict[str, Tensor], flow: Flow
+    ) -> tuple[Tensor, Tensor]:
+        """This layer's, which later ones may read; or those of an earlier one."""
+        if k is None:
+            return flow.kept[self.shared]
+        found = k.transpose(-3, -2), self.values(made)
+        if not self.a.cross:
+            flow.kept[self.shared] = found
+        return found
+
+    def seen(self, flow: Flow, bias: Tensor | None) -> Tensor | None:
+        """Which keys each query sees, where the kernel does not know it by itself."""
+        a = self.a
+        if a.cross:
+            return None
+        seen = flow.places.seen(a.span, causal=a.causal)
+        written = not flow.fused or a.softcap is not None or self.sinks_H is not None
+        if seen is None and a.causal and (written or bias is not None):
+            return flow.places.causal()
+        return seen
+
+    def gated(self, out_BHTv: Tensor, made: dict[str, Tensor]) -> Tensor:
+        """What attention made, gated and normed: B × T × (H v)."""
+        if self.a.gate == "head":
+            out_BHTv = out_BHTv * made["gate"].sigmoid().mT[..., None]
+        out_BTw = out_BHTv.transpose(-3, -2).flatten(-2)
+        if self.a.gate == "element":
+            out_BTw = out_BTw * made["gate"].sigmoid()
+        return out_BTw if self.out_norm is None else self.out_norm(out_BTw)
+
     def forward(self, x_BTD: Tensor, flow: Flow, path: str) -> Tensor:
         """The same shape back."""
-        a, places, watch = self.a, flow.places, flow.watch
-        qkv_BTw = self.qkv(x_BTD)
-        if watch is not None:
-            watch(f"{path}.qkv", qkv_BTw)
-        widths = self.qkv.outs
-        turns = places.turns(a.position, self.width) if isinstance(a.position, Rope) else None
-        if self.joint:
-            both, *rest = qkv_BTw.split([widths["q"] + widths["k"], *list(widths.values())[2:]], -1)
-            made = dict(zip(list(widths)[2:], rest, strict=True))
-            if a.key_is_value:
-                made["k"] = both[..., widths["q"] :]
-            q, k = self.queries_and_keys(made, both, turns)
-        else:
-            made = dict(zip(widths, qkv_BTw.split(list(widths.values()), -1), strict=True))
-            if self.kv is not None:
-                assert flow.source_BSD is not None, "cross attention has a source"
-                made |= self.kv.split(flow.source_BSD)
-            q, k = self.queries_and_keys(made, None, turns)
+        a, watch = self.a, flow.watch
+        made = self.made(x_BTD, flow, path)
+        rope = isinstance(a.position, Rope)
+        turns = flow.places.turns(a.position, self.width) if rope else None  # type: ignore[arg-type]
+        q, k = self.queries_and_keys(made, turns)
         q_BHTh = q.transpose(-3, -2)
-        if a.shares_kv:
-            k_BKSh, v_BKSv = flow.kept[self.shared]
-        else:
-            assert k is not None
-            k_BKSh, v_BKSv = k.transpose(-3, -2), self.values(made)
-            if not a.cross:
-                flow.kept[self.shared] = k_BKSh, v_BKSv
+        k_BKSh, v_BKSv = self.keys_and_values(k, made, flow)
         if watch is not None:
             watch(f"{path}.heads", q_BHTh)
-        causal = a.causal and not a.cross
-        seen = None if a.cross else places.seen(a.span, causal=causal)
-        written = not flow.fused or a.softcap is not None or self.sinks_H is not None
         bias = self.bias(flow)
-        if causal and seen is None and (written or bias is not None):
-            seen = places.causal()
         out_BHTv = attend(
-            q_BHTh, k_BKSh, v_BKSv, seen, scale=self.scale, causal=causal, fused=flow.fused,
-            softcap=a.softcap, sinks_H=self.sinks_H, bias=bias,
+            q_BHTh, k_BKSh, v_BKSv, self.seen(flow, bias), scale=self.scale,
+            causal=a.causal and not a.cross, fused=flow.fused, softcap=a.softcap,
+            sinks_H=self.sinks_H, bias=bias,
         )  # fmt: skip
         if watch is not None:
             watch(f"{path}.attention", out_BHTv)
-        if a.gate == "head":
-            out_BHTv = out_BHTv * made["gate"].sigmoid().mT[..., None]
-        out_BTw = out_BHTv.transpose(-3, -2).flatten(-2)
-        if a.gate == "element":
-            out_BTw = out_BTw * made["gate"].sigmoid()
-        if self.out_norm is not None:
-            out_BTw = self.out_norm(out_BTw)
-        out_BTD: Tensor = self.o(out_BTw)
+        out_BTD: Tensor = self.o(self.gated(out_BHTv, made))
         if watch is not None:
             watch(f"{path}.output", out_BTD)
         return out_BTD
@@ -264,13 +280,13 @@ class Latent(nn.Module):
         down = self.down.split(x_BTD)
         q_in = x_BTD if self.q_norm is None else self.q_norm(down["q_down"])
         q_BTw = self.q(q_in)
-        latent_BTr, shared_BTr = down["kv_down"].split([int(a.kv_rank), self.rope], -1)
+        latent_BTr, shared_BTr = torch.split(down["kv_down"], [int(a.kv_rank), self.rope], -1)
         kv_BTw = self.kv_up(self.kv_norm(latent_BTr))
         if watch is not None:
             watch(f"{path}.qkv", torch.cat((q_BTw, kv_BTw, shared_BTr), -1))
         q_BTHh, kv_BTHw = (t.view(*t.shape[:-1], h, -1) for t in (q_BTw, kv_BTw))
-        k_nope, v_BTHv = kv_BTHw.split([self.nope, self.value], -1)
-        q_nope, q_turn = q_BTHh.split([self.nope, self.rope], -1)
+        k_nope, v_BTHv = torch.split(kv_BTHw, [self.nope, self.value], -1)
+        q_nope, q_turn = torch.split(q_BTHh, [self.nope, self.rope], -1)
         k_turn = shared_BTr[..., None, :]
         if isinstance(a.position, Rope):
             turns = flow.places.turns(a.position, self.rope)
@@ -300,6 +316,3 @@ def _stretch(a: LatentAttention) -> float:
     settings = scaling_settings(a.position if isinstance(a.position, Rope) else None)
     weight = settings.get("mscale_all_dim")
     return mscale(float(settings["factor"]), float(weight)) ** 2 if weight else 1.0
-
-
-__all__ = ["Full", "Grouped", "Latent", "attend"]

@@ -17,9 +17,7 @@ from scantling.spec import Dense, Experts
 class Feed(nn.Module):
     """down(act(gate x) · up x), or down(act(up x)); gate and up are one product."""
 
-    def __init__(
-        self, f: Dense, d_model: int, epsilon: float, *, prefix: str = ""
-    ) -> None:
+    def __init__(self, f: Dense, d_model: int, epsilon: float, *, prefix: str = "") -> None:
         super().__init__()
         self.f, d_ff = f, int(f.d_ff)
         outs = {f"{prefix}gate": d_ff if f.gated else 0, f"{prefix}up": d_ff}
@@ -44,7 +42,8 @@ class Feed(nn.Module):
             hidden_BTF = self.act(gate_BTF) * up_BTF
         else:
             hidden_BTF = self.act(self.up(x_BTD))
-        return hidden_BTF if self.inner is None else self.inner(hidden_BTF)
+        normed_BTF: Tensor = hidden_BTF if self.inner is None else self.inner(hidden_BTF)
+        return normed_BTF
 
     def forward(self, x_BTD: Tensor, flow: Flow, path: str) -> Tensor:
         """The same shape back."""
@@ -102,14 +101,14 @@ class Routed(nn.Module):
         """The weight and the number of each token's experts."""
         r = self.e.router
         logits_NE = self.router(x_ND).float()
-        scores_NE = {
+        scores_NE = {  # type: ignore[no-untyped-call]
             "softmax": lambda x: x.softmax(-1), "sigmoid": torch.sigmoid,
             "sqrtsoftplus": lambda x: functional.softplus(x).sqrt(),
         }[r.scoring](logits_NE)  # fmt: skip
         rank_NE = scores_NE + self.correction_E if r.correction else scores_NE
         groups = int(r.n_expert_group or 1)
         if groups > 1:
-            by_group_NGE = rank_NE.unflatten(-1, (groups, -1))
+            by_group_NGE = rank_NE.view(len(rank_NE), groups, -1)
             best_NG = by_group_NGE.topk(min(2, by_group_NGE.shape[-1]), -1).values.sum(-1)
             kept = best_NG.topk(int(r.top_k_group or 1), -1).indices
             open_NG = torch.zeros_like(best_NG, dtype=torch.bool).scatter(-1, kept, value=True)
@@ -134,7 +133,8 @@ class Routed(nn.Module):
             up = self.act(gate) * up
         else:
             up = self.act(up)
-        return functional.linear(up, self.down_EDF[i], None if down_bias is None else down_bias[i])
+        bias = None if down_bias is None else down_bias[i]
+        return functional.linear(up, self.down_EDF[i], bias)
 
     def forward(self, x_BTD: Tensor, flow: Flow, path: str) -> Tensor:
         """The weighted sum of each token's experts, and the shared expert.
@@ -151,7 +151,7 @@ class Routed(nn.Module):
         order = which_Nk.flatten().sort(stable=True)
         counts = torch.bincount(order.values, minlength=n).tolist()
         out_ND = torch.zeros_like(x_ND)
-        for i, places in enumerate(order.indices.split(counts)):
+        for i, places in enumerate(torch.split(order.indices, counts)):
             if len(places):
                 slots = places[:most]
                 token = slots // k

@@ -72,7 +72,7 @@ class Places:
     def buckets(self, bias: RelativeBias, *, causal: bool) -> Tensor:
         """T5's bucket of each distance."""
         return self.once(
-            (bias, causal), lambda: buckets(-self.distance(), bias.n_bucket, causal=causal)
+            (bias, causal), lambda: buckets(-self.distance(), int(bias.n_bucket), causal=causal)
         )
 
 
@@ -84,7 +84,6 @@ class Flow:
         watch: Sees what comes out of each stage, or None.
         source_BSD: The encoder's output, for cross attention.
         fused: Whether attention is one kernel; written out otherwise, as vmap needs it.
-        exact: Whether tables are made anew, as a compiler needs it.
     """
 
     def __init__(
@@ -169,7 +168,7 @@ def buckets(ahead: Tensor, n_bucket: int, *, causal: bool) -> Tensor:
         >>> buckets(torch.tensor([0, -1, -7, -200]), 16, causal=True).tolist()
         [0, 1, 7, 15]
     """
-    n = int(n_bucket)
+    n = n_bucket
     first = torch.zeros_like(ahead)
     if causal:
         away = (-ahead).clamp(min=0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from msgspec.structs import replace
 
 from scantling.errors import FieldError
@@ -95,10 +97,10 @@ def buildable(spec: Spec) -> None:
     Example:
         >>> from scantling import catalog
         >>> buildable(catalog.model("gpt2"))
-        >>> buildable(catalog.model("rwkv-4-430m"))
+        >>> buildable(catalog.load({"model_type": "mamba"}).spec)
         Traceback (most recent call last):
             ...
-        scantling.errors.FieldError: decoder.layer.mixer Rwkv cannot be said in the lab's model
+        scantling.errors.FieldError: decoder.layer.mixer Mamba1 cannot be said in the lab's model
     """
     for stack in (spec.encoder, spec.decoder):
         if stack is not None:
@@ -111,21 +113,35 @@ def buildable(spec: Spec) -> None:
             replace(spec, embeddings=spec.encoder_embeddings, encoder=None,
                     encoder_embeddings=None), GRAMMAR, NAME,
         )  # fmt: skip
+    e, own = spec.embeddings, spec.encoder_embeddings
+    need(
+        spec.head is None or spec.head.project or e.d_embed is None,
+        "head.project",
+        value=False,
+        rule=f"leaves d_embed {e.d_embed} unmet: the head reads as many numbers as the table has",
+    )
+    need(own is None or own.d_embed == e.d_embed, "encoder_embeddings.d_embed",
+         own and own.d_embed, f"must be that of the table, {e.d_embed}")  # fmt: skip
     for path, node in nodes(spec):
         if isinstance(node, Dense | Experts):
             activation(node.activation)
-        if isinstance(node, GroupedAttention) and node.cross and spec.encoder is None:
-            raise FieldError(path, None, "reads an encoder, which this model has not")
+        if isinstance(node, GroupedAttention) and node.cross:
+            need(spec.encoder is not None, path, None, "reads an encoder, which is not there")
+            need(node.position is None, f"{path}.position", type(node.position).__name__,
+                 "cannot stand in cross attention here")  # fmt: skip
+        if isinstance(node, GroupedAttention) and node.key_is_value:
+            need(node.d_value in {None, node.d_head}, f"{path}.d_value", node.d_value,
+                 f"must be d_head {node.d_head} where keys are values")  # fmt: skip
         if isinstance(node, Experts):
-            groups = int(node.router.n_expert_group or 1)
+            groups: Any = node.router.n_expert_group or 1
             need(node.n_expert % groups == 0, f"{path}.router.n_expert_group", groups,
                  f"must divide n_expert {node.n_expert}")  # fmt: skip
-            open_ = node.n_expert // groups * int(node.router.top_k_group or groups)
+            open_ = node.n_expert // groups * (node.router.top_k_group or groups)
             need(node.top_k <= open_, f"{path}.top_k", node.top_k,
                  f"exceeds the {open_} experts of the chosen groups")  # fmt: skip
         position = getattr(node, "position", None)
         if isinstance(position, Rope):
-            head = int(getattr(node, "d_rope", None) or getattr(node, "d_head", 0))
+            head = int(getattr(node, "d_rope", 0) or getattr(node, "d_head", 0))
             turned = int(head * position.fraction)
             need(turned % 2 == 0 and turned, f"{path}.position", turned,
                  "numbers of a head turn: rotary positions turn pairs")  # fmt: skip
@@ -143,7 +159,7 @@ def _whole_streams(stack: Stack) -> None:
 
 def _sources(stack: Stack) -> None:
     """A layer that shares keys needs an earlier one whose keys it can read."""
-    kept = set()
+    kept, tables = set(), set()
     kinds = {k.name: k for k in stack.kinds}
     for name in stack.expand():
         for block in kinds[name].blocks:
@@ -158,8 +174,12 @@ def _sources(stack: Stack) -> None:
                 if a.shares_kv and (a.cross or depths or key not in kept):
                     raise FieldError(f"{path}.shares_kv", value=True, rule="needs an earlier layer "
                                      "with keys of the same shape, span and position")  # fmt: skip
-                if isinstance(a.position, RelativeBias) and not a.position.each_layer and depths:
-                    raise FieldError(f"{path}.position", "relative",
-                                     "cannot stand under a mixture of depths here")  # fmt: skip
+                if isinstance(a.position, RelativeBias):
+                    need(not depths, f"{path}.position", "relative",
+                         "cannot stand under a mixture of depths here")  # fmt: skip
+                    if not a.position.each_layer:
+                        tables.add((int(a.position.n_bucket), int(a.n_head)))
+                    need(len(tables) < 2, f"{path}.position", "relative", "is one table for the "
+                         "stack, so all layers need as many heads and buckets")  # fmt: skip
                 if not a.shares_kv and not a.cross and not depths:
                     kept.add(key)

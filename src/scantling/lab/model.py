@@ -126,9 +126,9 @@ class Layers(nn.Module):
                     module = _module(branch.module, self.d_model, self.numerics, first=self.first)
                     self.sides[key] = Side(branch, module, self.d_model, self.numerics.epsilon)
                     a = branch.module
-                    relative = isinstance(a, GroupedAttention) and not a.cross
-                    if relative and isinstance(a.position, RelativeBias):  # type: ignore[union-attr]
-                        self.first = False
+                    position = getattr(a, "position", None)
+                    if isinstance(position, RelativeBias) and not position.each_layer:
+                        self.first = False  # T5 keeps one table a stack
                 sides.append(self.sides[key])
             made = Branched(block, names, sides, self.d_model, self.numerics, place + i)
             if len(sets) == len(sides):  # all is shared between layers, so are norms (ALBERT)
@@ -140,7 +140,7 @@ class Layers(nn.Module):
         """Its weights, each once."""
         seen: set[int] = set()
         for i, layer in enumerate(self.layers):
-            for block in layer.blocks:
+            for block in layer.blocks:  # type: ignore[union-attr]
                 outer = block.outer() if self._new(block, seen) else iter(())
                 yield from _weights(f"{layer.path}.{block.names[0]}", i, outer)
                 for name, side in zip(block.names, block.sides, strict=True):
@@ -362,9 +362,7 @@ class Decoder(nn.Module):
             watch("head", logits_BTV)
         return logits_BTV
 
-    def loss(
-        self, tokens_BT: Tensor, targets_BT: Tensor, source: Tensor | None = None
-    ) -> Tensor:
+    def loss(self, tokens_BT: Tensor, targets_BT: Tensor, source: Tensor | None = None) -> Tensor:
         """Mean cross entropy of the next token in nats; targets of −100 do not count."""
         logits_BTV = self(tokens_BT, source=source)
         return functional.cross_entropy(

@@ -22,8 +22,8 @@ output grows with its inputs unless lr falls as 1/m (Yang et al. 2022, table 8).
 multiplier 1/d keeps what L blocks add together of order one, and with it each block's change at a
 step (Dey et al. 2025, table 1, α = 1). What writes to the stream starts smaller by √blocks (GPT-2),
 in CompleteP by √(blocks of the base). Blocks with DeepNorm start values, outputs and feed-forwards
-smaller by (8 L)^(−1/4) instead (Wang et al. 2022). A router is an output of fixed size: its std falls
-as 1/√m more.
+smaller by (8 L)^(−1/4) instead (Wang et al. 2022). A router is an output of fixed size: its std
+falls as 1/√m more.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from torch import Tensor, nn
 
 from scantling.lab.feed import Feed, Routed
 from scantling.lab.numerics import Numerics
-from scantling.lab.parts import Fused, Normed
+from scantling.lab.parts import Fused
 from scantling.lab.recurrent import Convolution, Delta, StateSpace
 from scantling.lab.stream import Branched
 from scantling.spec import DeepNorm, Spec
@@ -68,7 +68,7 @@ class Parametrisation(Struct, frozen=True, forbid_unknown_fields=True):
     base_head: int = 16
 
     def wider(self, d_model: int) -> float:
-        """m."""
+        """The width over the base width, m."""
         return 1.0 if self.kind == "sp" else d_model / self.base_width
 
     def deeper(self, n_layer: int) -> float:
@@ -119,7 +119,8 @@ def initialise(model: Decoder, init_std: float | None, seed: int) -> None:
     gains = {"out": out_gain, "router": m**-0.5, "zero": 0.0, "head": m**0.5}
 
     def deviation(inputs: int, role: str = "hidden") -> float:
-        return (inputs**-0.5 if init_std is None else init_std) * gains.get(role, 1.0)
+        std = float(inputs**-0.5) if init_std is None else init_std
+        return std * float(gains.get(role, 1.0))
 
     tied = spec.tied
     for module in model.modules():
@@ -158,7 +159,7 @@ def _deep_norm(model: Decoder, n_layer: int, out_gain: float) -> None:
         for side in block.sides:
             feed = isinstance(side.module, Feed | Routed)
             with torch.no_grad():
-                for name, weight in side.module.named():  # type: ignore[operator]
+                for name, weight in side.module.named():  # type: ignore[operator,union-attr]
                     last = name in {"o", "down", "experts_down", "shared_down", "out"}
                     wide = name == "v" or (feed and "bias" not in name and "router" not in name)
                     if last or wide:

@@ -63,9 +63,7 @@ class Normed(nn.Module):
         groups: Parts of the last axis that are normed apart (Mamba-2).
     """
 
-    def __init__(
-        self, norm: Norm, *shape: int, epsilon: float = EPSILON, groups: int = 1
-    ) -> None:
+    def __init__(self, norm: Norm, *shape: int, epsilon: float = EPSILON, groups: int = 1) -> None:
         super().__init__()
         self.kind, self.epsilon, self.groups = norm.kind, epsilon, groups
         self.width = (shape[-1] // groups,)
@@ -77,9 +75,9 @@ class Normed(nn.Module):
     def named(self, name: str) -> Named:
         """Its scale and bias, as far as it has them."""
         if self.scale is not None:
-            yield f"{name}_scale", self.scale
+            yield f"{name}_scale", self.scale.view(-1)
         if self.bias is not None:
-            yield f"{name}_bias", self.bias
+            yield f"{name}_bias", self.bias.view(-1)
 
     def forward(self, x: Tensor) -> Tensor:
         """The same shape; each vector of unit size."""
@@ -89,7 +87,7 @@ class Normed(nn.Module):
             if self.bias is None:
                 return functional.rms_norm(x, self.width, self.scale, self.epsilon)
         shape = x.shape
-        x = x if self.groups == 1 else x.unflatten(-1, (self.groups, -1))
+        x = x if self.groups == 1 else x.view(*shape[:-1], self.groups, -1)
         if self.kind == "layer":
             x = functional.layer_norm(x, self.width, None, None, self.epsilon)
         else:

@@ -44,11 +44,12 @@ def chunks(x_BTw: Tensor, chunk: int) -> Tensor:
     """Tokens in chunks, B × c × l × …; the last one is filled with zeros."""
     short = -x_BTw.shape[1] % chunk
     padding = [0, 0] * (x_BTw.dim() - 2) + [0, short]
-    return functional.pad(x_BTw, padding).unflatten(1, (-1, chunk))
+    padded = functional.pad(x_BTw, padding)
+    return padded.view(padded.shape[0], -1, chunk, *padded.shape[2:])
 
 
 def decays(log_BHcl: Tensor) -> Tensor:
-    """exp of the sums of logarithms between two places, s to l; 0 where s is later.
+    """The exponential of sums of logarithms between two places, s to l; 0 where s is later.
 
     Example:
         >>> decays(torch.log(torch.tensor([0.5, 0.5]))).tolist()
@@ -79,9 +80,7 @@ class StateSpace(nn.Module):
         self.skip_H = nn.Parameter(torch.ones(self.h))
         self.norm = None
         if s.norm is not None:
-            self.norm = Normed(
-                s.norm, self.inner, epsilon=numerics.epsilon, groups=int(s.n_group)
-            )
+            self.norm = Normed(s.norm, self.inner, epsilon=numerics.epsilon, groups=int(s.n_group))
         self.out = Fused(self.inner, {"out": d_model}, bias=s.out_bias, role="out")
 
     def named(self) -> Named:
@@ -96,9 +95,7 @@ class StateSpace(nn.Module):
     def forward(self, x_BTD: Tensor, flow: Flow, path: str) -> Tensor:
         """The same shape back."""
         made = self.into(x_BTD)
-        z_BTi, mixed, dt_BTH = made.split(
-            [self.inner, self.inner + 2 * self.group, self.h], -1
-        )
+        z_BTi, mixed, dt_BTH = made.split([self.inner, self.inner + 2 * self.group, self.h], -1)
         x_BTi, b_BTg, c_BTg = self.conv(mixed).split([self.inner, self.group, self.group], -1)
         each = self.h // int(self.s.n_group)
         b_BTHn, c_BTHn = (
@@ -120,7 +117,7 @@ class StateSpace(nn.Module):
         return out_BTD
 
     def scan(self, x_BTHp: Tensor, dt_BTH: Tensor, b_BTHn: Tensor, c_BTHn: Tensor) -> Tensor:
-        """h ← exp(−a dt) h + dt b xᵀ, y = hᵀ c, in chunks (Dao and Gu 2024, section 6)."""
+        """The recurrence h ← exp(−a dt) h + dt b xᵀ, y = hᵀ c (Dao and Gu 2024, section 6)."""
         chunk, length = int(self.s.scan_chunk), x_BTHp.shape[1]
         a_BTH = -self.a_log_H.exp() * dt_BTH
         x, b, c = (chunks(t, chunk) for t in (x_BTHp * dt_BTH[..., None], b_BTHn, c_BTHn))
@@ -145,9 +142,7 @@ class Delta(nn.Module):
         super().__init__()
         self.a = a
         self.key, self.value = int(a.n_key_head * a.d_key), int(a.n_value_head * a.d_state_value)
-        self.qkvz = Fused(
-            d_model, {"q": self.key, "k": self.key, "v": self.value, "z": self.value}
-        )
+        self.qkvz = Fused(d_model, {"q": self.key, "k": self.key, "v": self.value, "z": self.value})
         heads = int(a.n_value_head)
         self.ba = Fused(d_model, {"b": heads, "a": heads})
         self.conv = Convolution(2 * self.key + self.value, int(a.d_conv), bias=False)

@@ -12,6 +12,7 @@ from scantling.lab.numerics import Numerics
 from scantling.lab.parts import Fused, Named, Normed, maybe
 from scantling.spec import Block, Branch, DeepNorm, HyperConnections, MixtureOfDepths, Norm, Plain
 
+
 class Hyper(nn.Module):
     """n residual streams, read, written and mixed by learned weights (Zhu et al. 2024).
 

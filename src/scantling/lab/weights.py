@@ -74,8 +74,14 @@ def layouts() -> dict[str, Layout]:
         return both
 
     return {
-        name: Layout(name, one["turns"], one.get("forms", {}), one["tensors"], one["numerics"],
-                     one.get("same", {}))
+        name: Layout(
+            name,
+            one["turns"],
+            one.get("forms", {}),
+            one["tensors"],
+            one["numerics"],
+            one.get("same", {}),
+        )
         for name, one in ((name, merged(name)) for name in given)
     }
 
@@ -148,9 +154,7 @@ def stored_tensors(folder: Path) -> dict[str, Tensor]:
     return found
 
 
-def fill(
-    model: Decoder, layout: Layout, stored: dict[str, Tensor], *, halves: bool
-) -> None:
+def fill(model: Decoder, layout: Layout, stored: dict[str, Tensor], *, halves: bool) -> None:
     """Copy stored tensors into a model.
 
     Raises:
@@ -170,8 +174,8 @@ def fill(
         want[axis] = sum(sizes)
         if list(given.shape) != want:
             raise FieldError(f"tensor {name}", tuple(stored[found].shape),
-                             f"has another shape than {tuple(want)}, as the config says")  # fmt: skip
-        for part, piece in zip(parts, given.split(sizes, axis), strict=True):
+                             f"has another shape than the config's {tuple(want)}")  # fmt: skip
+        for part, piece in zip(parts, torch.split(given, sizes, axis), strict=True):
             with torch.no_grad():
                 part.tensor.copy_(part.inward(piece) if halves else piece)
     left = {n for n in left if not n.endswith(("rotary_emb.inv_freq", ".attn.bias",
@@ -351,7 +355,8 @@ def _opened(t: Tensor, form: str) -> Tensor:
         return t + 1
     if form.startswith("woven"):
         axis = -2 if form == "woven_in_out" else -1
-        return torch.cat(t.unflatten(axis, (-1, 2)).unbind(axis), axis)
+        return torch.cat((t[..., ::2, :], t[..., 1::2, :]) if axis == -2 else
+                         (t[..., ::2], t[..., 1::2]), axis)  # fmt: skip
     return t
 
 

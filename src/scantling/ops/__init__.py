@@ -117,8 +117,8 @@ def _forward(spec: Spec, w: Workload) -> Iterator[Op]:
         else:
             yield from _embed(spec, own, replace(encoder, path="encoder"), shared=True)
         yield from _stack(spec.encoder, "encoder", encoder)
-        if own is None:
-            yield top.light("lookup", "embedding", "embedding", spec.d_model)
+        if own is None:  # the same weights once more, for the decoder's tokens
+            yield from (replace(op, tensors=()) for op in _embed(spec, spec.embeddings, top))
         else:
             yield from _embed(spec, spec.embeddings, top)
     else:
