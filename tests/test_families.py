@@ -16,8 +16,10 @@ from scantling.costs.runtimes import runtime, runtimes
 from scantling.errors import FieldError
 from scantling.formats import hf
 from scantling.hardware import chip
+from scantling.report.text import console, print_front
 from scantling.search import Range, budget, design
-from scantling.search.candidate import hf_config
+from scantling.search.candidate import candidate, hf_config, to_json
+from scantling.search.explain import explain
 from scantling.search.forms import count, forms
 from scantling.search.objectives import Costs
 from scantling.search.space import space
@@ -83,7 +85,7 @@ def test_the_linear_forms_of_a_family_are_the_counts_of_each_shape(kind):
         row = np.array([draw.randrange(len(family.counts)) for _ in range(12)])
         nth = np.array([draw.randrange(int(family.counts[r])) for r in row])
         depth = tried.depths[family.first[row] + nth]
-        found = count(family, forms(family, b.kv_dtype), index, row, depth, b)
+        found = count(family, forms(family, b), index, row, depth, b)
         dims = found.dims(np.arange(len(row)))
         for i in range(len(row)):
             spec = check(vary(family.spec, **{name: int(v[i]) for name, v in dims.items()}))
@@ -91,7 +93,7 @@ def test_the_linear_forms_of_a_family_are_the_counts_of_each_shape(kind):
             assert (found.total[i], found.active[i]) == (p.total, p.active)
             assert (found.mlp[i], found.attention[i]) == (mlp_parameters(p),
                                                           attention_parameters(p))  # fmt: skip
-            assert found.kv[i] == kv_cache(spec).bytes_per_token
+            assert found.kv[i] == kv_cache(spec, 1, b.serve_context).bytes
             seen += 1
     assert seen >= 12
 
@@ -357,6 +359,56 @@ def test_ranks_are_set_by_rule_unless_asked_for():
     assert {(read(c.spec, "kv_rank"), read(c.spec, "d_nope")) for c in front.candidates} == {
         (256, 64)
     }
+
+
+# ---------------------------------------------------------------- caches and tables
+
+
+def test_a_layout_of_windows_pays_for_its_windows_and_a_sixth_of_the_context():
+    """Of 6 n layers n keep S tokens and 5 n keep w: (1 + 5 w/S)/6 of what a full one keeps."""
+    limits = {"params": 4 * 10**8, "vocab_size": 32_000, "serve_context": 32_768}
+    full, local = budget(**limits), budget(**limits, layout="5:1", window=1024)
+    dims = {"n_layer": 24, "d_model": 1024, "n_head": 16, "n_kv_head": 4, "d_head": 64}
+    one, other = (
+        candidate(vary(next(iter(space(b).families)).spec, **dims, d_ff=4096), b)
+        for b in (full, local)
+    )
+    assert one.kv_bytes_per_token == one.kv_growth == 24 * 2 * 4 * 64 * 2
+    assert other.kv_growth == one.kv_growth
+    assert other.kv_bytes_per_token == one.kv_growth * (1 + 5 * 1024 / 32_768) / 6
+    served = to_json(other)["serve"]
+    assert served["kv_bytes_per_token"] == other.kv_growth
+    assert served["kv_bytes"] == other.kv_bytes_per_token * 32_768
+
+
+def test_a_limit_on_the_cache_of_a_token_counts_what_windows_leave_out():
+    """Shapes that grow by more than the limit keep it at the serving context."""
+    limits = {**KINDS["windows"], "window": 1024, "serve_context": 65_536}
+    front = design(**limits, kv_bytes_per_token=16 * 1024, baselines=())
+    assert front.feasible
+    assert all(kv_cache(c.spec, 1, 65_536).bytes <= 2**30 for c in front.candidates)
+    assert any(c.kv_growth > 16 * 1024 for c in front.candidates)
+
+
+def test_the_table_says_the_width_a_token_passes_and_the_vocabulary(capsys):
+    """Qwen3-30B-A3B passes 8 experts of 768 beside a width of 2048: F/D 3."""
+    front = design(**KINDS["experts"], baselines=("qwen3-30b-a3b",))
+    assert front.baselines[0].shape()["F/D"] == 8 * 768 / 2048
+    for c in front.candidates:
+        d = c.dims()
+        width = d["top_k"] * d["d_expert"] + d.get("d_shared", 0)
+        assert c.shape()["F/D"] == pytest.approx(width / d["d_model"], abs=1e-3)
+    print_front(console(), front_of("vocabularies"), 4)
+    table = capsys.readouterr().out
+    assert "vocab   layers × width" in table
+    assert "32,000 " in table
+    assert "8,192 " in table
+
+
+def test_a_step_of_the_experts_a_token_passes_says_that_it_leaves_the_active_size():
+    chosen = front_of("experts").chosen
+    for near in explain(chosen, "top_k").neighbours:
+        assert any("active size" in text for text in near.breaks)
 
 
 # ---------------------------------------------------------------- legality

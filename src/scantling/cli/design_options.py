@@ -64,7 +64,7 @@ def limits(function: F) -> F:
         click.option("--prior", help="A shape prior of the field, by name; list lists them."),
         click.option("--beat", metavar="MODEL", help="A model whose loss the shapes must reach."),
         click.option("--kv-bytes-per-token", type=BYTES,
-                     help="Largest KV cache of a token: 128KiB."),
+                     help="Largest KV cache of a sequence at its context, a token: 128KiB."),
         click.option("--tpot", type=SECONDS, help="Longest time per output token: 10ms."),
         click.option("--fix", multiple=True, metavar="FIELD=V",
                      help="Fix an axis: --fix d_head=128, "

@@ -87,7 +87,7 @@ def design(
         The front with a choice. It is empty when nothing keeps every limit; ``swept.tally``
         then says what each limit removed and would have to be (``infeasible``).
 
-    The choice: see ``choice.choose``; the number of chips does not move it.
+    The choice: see ``choice.choose``; see there also what the number of chips moves.
 
     Raises:
         FieldError: For contradictory or unreadable limits.

@@ -164,10 +164,14 @@ def keeps(b: Budget, axis: str, column: Any) -> Any:
 
 
 def depth_step(b: Budget) -> int:
-    """Depths are even from a billion parameters up, so that pipeline stages can be equal."""
+    """Depths are even from a billion parameters up, so that pipeline stages can be equal.
+
+    Not those of mixtures with latent attention, whose first layers are dense: 27, 47, 61 layers.
+    """
     asked = "n_layer" in b.bounded and b.prior is None  # a prior narrows, it opens nothing
     free = not is_given(b, "n_layer") and not asked
-    step = 2 if free and passed(b) >= 10**9 else 1
+    uneven = b.moe and b.mixer == "mla"
+    step = 2 if free and not uneven and passed(b) >= 10**9 else 1
     return math.lcm(step, b.pp)
 
 
@@ -402,4 +406,9 @@ def _rank_axes(b: Budget) -> list[Axis]:
              opened=is_given(b, "kv_rank") or "kv_rank" in b.bounded),
         Axis("q_rank", None, None, "D/2, the least that was measured to cost nothing",
              opened=is_given(b, "q_rank")),
+        Axis("d_nope", None, None, "keys of 128 without rotary positions, as released models have",
+             opened=is_given(b, "d_nope")),
+        Axis("d_rope", None, None, "half of that for the rotary key all heads share",
+             opened=is_given(b, "d_rope")),
+        Axis("d_value", None, None, "values as wide as keys", opened=is_given(b, "d_value")),
     ]  # fmt: skip

@@ -51,7 +51,7 @@ class Budget(Struct, frozen=True, kw_only=True):
         tp: Tensor-parallel degree that must divide.
         days: Most training days.
         gpu_hours: Most GPU-hours.
-        kv_bytes_per_token: Most KV-cache bytes per token.
+        kv_bytes_per_token: Most KV-cache bytes of a sequence at the serving context, a token of it.
         tpot_s: Most seconds per output token.
         fixed: Axes with one value.
         bounded: Axes with a range.
@@ -181,7 +181,8 @@ def budget(*, params: float | str | None = None, tokens: float | str | None = No
     small = work is not None and work < 10**20 if asked is None else asked < 10**9
     if "vocab_size" not in given:
         given["vocab_size"] = 50_304 if small else 128_256
-        assumed.append(f"vocab: {given['vocab_size']:,}")
+        counted = " for the count of tokens" if "vocab_size" in (given.get("listed") or {}) else ""
+        assumed.append(f"vocab: {given['vocab_size']:,}{counted}")
     if size is None:
         assert work is not None
         size, trained = _sized(work, trained, given, assumed)

@@ -24,13 +24,14 @@ from scantling.laws.hyperparameters import hyperparameters
 from scantling.quantity import Quantity
 from scantling.search.budget import Budget
 from scantling.search.objectives import Costs, serving, training_plans
+from scantling.search.peers import width_ratios
 from scantling.search.space import limits
 from scantling.spec import Spec, dimensions
 from scantling.units import bytes_text, count_text
 
 DIMENSIONS = (
     "n_layer", "d_model", "n_head", "n_kv_head", "d_head", "d_ff", "vocab_size", "n_expert",
-    "top_k", "d_expert", "d_shared", "kv_rank", "q_rank", "window",
+    "top_k", "d_expert", "d_shared", "kv_rank", "q_rank", "d_nope", "d_rope", "d_value", "window",
 )  # fmt: skip
 
 
@@ -50,6 +51,9 @@ class Candidate(Struct, frozen=True, kw_only=True):
     train: Estimate
     decode: Estimate
     kv_bytes_per_token: int | float
+    """Of one sequence at the serving context, by its tokens: an objective."""
+    kv_growth: int | float
+    """What a token adds while no window is full."""
 
     @property
     def days(self) -> float:
@@ -75,8 +79,9 @@ class Candidate(Struct, frozen=True, kw_only=True):
         """The ratios that engineers compare."""
         d, f = self.dims(), self.features
         found: dict[str, float] = {"D/L": round(d["d_model"] / d["n_layer"], 2)}
-        if "d_ff" in d:
-            found["F/D"] = round(d["d_ff"] / d["d_model"], 3)
+        passed = width_ratios(d).get("active_width_ratio")
+        if passed is not None or "d_ff" in d:  # of a mixture all that a token passes
+            found["F/D"] = round(d["d_ff"] / d["d_model"] if passed is None else passed, 3)
         if f.mlp_attention_ratio is not None:
             found["MLP/attention"] = round(float(f.mlp_attention_ratio), 3)
         if f.attention_width_ratio is not None:
@@ -101,7 +106,7 @@ def candidate(spec: Spec, b: Budget, name: str = "") -> Candidate:
         name=name or _name(spec, b), spec=spec, budget=b, counted=costs.counted,
         features=costs.features, loss=float(costs.expected_loss), loss_upper=float(costs.loss),
         train=costs.training, decode=costs.decode,
-        kv_bytes_per_token=_whole(costs.kv_bytes_per_token),
+        kv_bytes_per_token=_whole(costs.kv_bytes_per_token), kv_growth=_whole(costs.kv_growth),
     )  # fmt: skip
 
 
@@ -185,7 +190,8 @@ def _of_time(c: Candidate) -> float:
 
 
 UNPRICED = {
-    "vocab_size", "top_k", "n_expert_group", "top_k_group", "kv_rank", "q_rank", "rows",
+    "vocab_size", "top_k", "n_expert_group", "top_k_group", "kv_rank", "q_rank", "d_nope", "d_rope",
+    "d_value", "rows",
 }  # fmt: skip
 """Fields whose change the loss does not price: nats of two vocabularies cannot be compared, and
 neither a law nor an ablation sees routing, ranks or learned positions."""
@@ -250,8 +256,8 @@ def shape_findings(dims: dict[str, int], features: Features) -> list[dict[str, s
                 f"{field} {size} is no multiple of {step}: tensor cores pad it")  # fmt: skip
     for key, limit in bounds().items():
         value, field = axis_value(dims, features, key), limit.field
-        if value is None:
-            continue
+        if value is None or (key == "attention_width_ratio" and "kv_rank" in dims):
+            continue  # the evidence on that is of grouped attention
         where = f"{key} {value:.3g}"
         if not limit.holds(value):
             add(
@@ -274,7 +280,7 @@ def axis_value(dims: dict[str, int], features: Features, axis: str) -> float | N
     if axis == "ffn_width_ratio":
         dense = features.mlp_attention_ratio is not None
         return dims["d_ff"] / dims["d_model"] if dense and "d_ff" in dims else None
-    found = getattr(features, axis, None)
+    found = width_ratios(dims).get(axis, getattr(features, axis, None))
     return None if found is None else float(found)
 
 
@@ -330,7 +336,7 @@ def to_json(c: Candidate, reference: Candidate | None = None) -> dict[str, Any]:
                          "gpus": b.n_gpu, "dtype": b.dtype},
         },
         "serve": {
-            "kv_bytes_per_token": c.kv_bytes_per_token,
+            "kv_bytes_per_token": c.kv_growth, "kv_bytes_per_token_held": c.kv_bytes_per_token,
             "kv_bytes": _whole(c.costs.kv_bytes),
             "tpot_seconds": decode_quantity(c.decode, b).to_json(),
             "ttft_seconds": first_token_quantity(c.costs.first_token, b).to_json(),

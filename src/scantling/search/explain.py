@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from msgspec import Struct
@@ -29,6 +30,7 @@ from scantling.search.space import (
     HEAD_WIDTHS,
     depth_step,
     limits,
+    split,
 )
 from scantling.spec import Spec, check, dimensions, divisors, has, read, vary
 from scantling.units import count_text
@@ -252,6 +254,7 @@ def _steps(
                 found.append((same, _same_width(spec, value, same), "same attention width"))
     elif field == "n_head":
         unit = int(read(spec, "n_kv_head")) if has(spec, "n_kv_head") else 1
+        unit = unit if existing else math.lcm(unit, split(c.budget))
         found += [(v, {field: v}, "") for v in (value - unit, value + unit) if v > 0]
     elif field == "n_kv_head":
         found += [(v, {field: v}, "") for v in _around(divisors(int(spec.n_head)), value)]

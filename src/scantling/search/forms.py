@@ -54,8 +54,11 @@ class Form(Struct, frozen=True):
         return constant, slope
 
 
-def forms(family: Family, kv_dtype: str) -> dict[str, Form]:
-    """Total, active, feed-forward and attention parameters and KV bytes a token of a family."""
+def forms(family: Family, b: Budget) -> dict[str, Form]:
+    """Total, active, feed-forward and attention parameters of a family, and its cache.
+
+    The cache is that of a sequence at the serving context of the budget, in bytes.
+    """
     import numpy as np
 
     count = len(next(iter(family.rows.values())))
@@ -64,7 +67,7 @@ def forms(family: Family, kv_dtype: str) -> dict[str, Form]:
     for kind in family.spec.decoder.kinds:
         # outside and one layer, two layers, and one layer of a width more
         one, two, wider = (
-            _quantities(_only(family, kind.name, every, n, width), kv_dtype)
+            _quantities(_only(family, kind.name, every, n, width), b)
             for n, width in ((1, 0), (2, 0), (1, 1))
         )
         for name, value in one.items():
@@ -84,12 +87,12 @@ def _only(family: Family, kind: str, row: Any, n: int, width: int) -> Spec:
     return replace(spec, decoder=stack)
 
 
-def _quantities(spec: Spec, kv_dtype: str) -> dict[str, Any]:
+def _quantities(spec: Spec, b: Budget) -> dict[str, Any]:
     p = parameters(spec)
     return {
         "total": p.total, "active": p.active, "mlp": mlp_parameters(p),
         "attention": attention_parameters(p),
-        "kv": kv_cache(spec, context=1, kv_dtype=kv_dtype).bytes_per_token,
+        "kv": kv_cache(spec, 1, b.serve_context, b.kv_dtype).bytes,
     }  # fmt: skip
 
 
@@ -112,6 +115,7 @@ class Counted(Struct, frozen=True):
     total: Any
     active: Any
     kv: Any
+    """Cache of a sequence at the serving context, bytes."""
     mlp: Any
     attention: Any
 

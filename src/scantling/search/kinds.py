@@ -33,6 +33,7 @@ def axes_of(b: Budget) -> tuple[str, ...]:
     """The dimensions shapes of this kind are searched over.
 
     Example:
+        >>> from scantling.search.budget import Budget
         >>> "n_expert" in axes_of(Budget(params=1, tokens=1, moe=True))
         True
     """

@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from scantling import catalog
 from scantling.arith import Num, minimum, product, round_up
-from scantling.costs.cache import kv_cache
+from scantling.costs.cache import KVCache, kv_cache
 from scantling.costs.count import Parameters, flops, parameters
 from scantling.costs.estimate import (
     DAY_S,
@@ -293,9 +293,23 @@ class Costs:
         return cost.value_s
 
     @cached_property
+    def _cache(self) -> KVCache:
+        b = self.budget
+        return kv_cache(self.spec, 1, b.serve_context, b.kv_dtype)
+
+    @property
     def kv_bytes_per_token(self) -> Num:
-        """Growth of the cache of one sequence by a token."""
-        return kv_cache(self.spec, kv_dtype=self.budget.kv_dtype).bytes_per_token
+        """The cache of one sequence at the serving context over its tokens, which is what is paid.
+
+        Where every layer attends to all, what a token adds. A layer with a window w holds
+        min(S, w) of S tokens, and a recurrent one a state that S tokens share.
+        """
+        return self._cache.bytes / self.budget.serve_context
+
+    @property
+    def kv_growth(self) -> Num:
+        """What a token adds to it while no window is full."""
+        return self._cache.bytes_per_token
 
     @cached_property
     def kv_bytes(self) -> Num:

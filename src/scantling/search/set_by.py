@@ -30,17 +30,21 @@ def _width(c: Candidate, value: int) -> tuple[str, str]:
 
 
 def _heads(c: Candidate, value: int) -> tuple[str, str]:
-    ratio = c.features.attention_width_ratio
+    ratio = axis_value(c.dims(), c.features, "attention_width_ratio")
     text = "attention width" if ratio is None else f"attention width H h/D {ratio:.2f}"
     over = split(c.budget)
     if over > 1 and value % over == 0:
         text += f"; a multiple of {over}, so heads split over a node"
-    return text + _at_bound("attention_width_ratio", ratio), "bian2025"
+    return text + _on_axis(c, "attention_width_ratio"), "bian2025"
 
 
 def _kv_heads(c: Candidate, value: int) -> tuple[str, str]:
     group = c.features.kv_group
     text = f"KV cache {bytes_text(c.kv_bytes_per_token)} a token"
+    if c.kv_growth != c.kv_bytes_per_token:
+        windows = c.kv_growth > c.kv_bytes_per_token
+        more = "until windows are full" if windows else "of it keys and values, the rest states"
+        text += f" at {c.budget.serve_context:,} ({bytes_text(c.kv_growth)} {more})"
     if group is not None:
         text += f", group {group:g}{_at_bound('kv_group', group)}"
     return text + _at_bound("n_kv_head", value), "ainslie2023"
@@ -67,7 +71,8 @@ def _ffn_width(c: Candidate, _: int) -> tuple[str, str]:
 
 def _vocabulary(c: Candidate, value: int) -> tuple[str, str]:
     share = value * c.dims()["d_model"] / _total(c)
-    return f"given; the table is {share:.1%} of the parameters", "you"
+    how = "one of those listed" if "vocab_size" in c.budget.listed else "given"
+    return f"{how}; the table is {share:.1%} of the parameters", "you"
 
 
 def _tied(c: Candidate, _: bool) -> tuple[str, str]:
@@ -104,9 +109,15 @@ def _shared(c: Candidate, value: int) -> tuple[str, str]:
         "marin-experiments"  # fmt: skip
 
 
-def _rank(c: Candidate, value: int) -> tuple[str, str]:
-    ranks = [a.why for a in unpriced(c.budget) if a.name in {"kv_rank", "q_rank"}]
-    return f"{value / c.dims()['d_model']:.3g} of D; by rule: {'; '.join(ranks)}", "deepseekv2"
+def _by_rule(name: str, of: str) -> Callable[[Candidate, int], tuple[str, str]]:
+    """A dimension of latent attention that is set by rule, and its ratio to another."""
+
+    def told(c: Candidate, value: int) -> tuple[str, str]:
+        rules = [a.why for a in unpriced(c.budget) if a.name == name]
+        text = f"{value / c.dims()[of]:.3g} of {'D' if of == 'd_model' else of}"
+        return "; by rule: ".join([text, *rules]), "deepseekv2"
+
+    return told
 
 
 def _window(c: Candidate, value: int) -> tuple[str, str]:
@@ -126,7 +137,9 @@ SET_BY: dict[str, Callable[[Candidate, Any], tuple[str, str]]] = {
     "n_layer": _depth, "d_model": _width, "n_head": _heads, "n_kv_head": _kv_heads,
     "d_head": _head_width, "d_ff": _ffn_width, "vocab_size": _vocabulary, "tied": _tied,
     "n_expert": _experts, "top_k": _top_k, "d_expert": _expert_width, "d_shared": _shared,
-    "kv_rank": _rank, "q_rank": _rank, "window": _window,
+    "kv_rank": _by_rule("kv_rank", "d_model"), "q_rank": _by_rule("q_rank", "d_model"),
+    "d_nope": _by_rule("d_nope", "d_model"), "d_rope": _by_rule("d_rope", "d_nope"),
+    "d_value": _by_rule("d_value", "d_nope"), "window": _window,
 }  # fmt: skip
 
 

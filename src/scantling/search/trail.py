@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from scantling.search.budget import Budget
-from scantling.search.kept import limits_of
+from scantling.search.kept import SIZES, limits_of
 from scantling.search.space import limits
 from scantling.units import count_text
 
@@ -108,7 +108,7 @@ def _tight(front: Front) -> list[str]:
     """The limits that the choice comes within 2 % of."""
     tight = [
         one.text() for one in limits_of(front.chosen)
-        if one.name != "parameters" and any(
+        if one.name not in SIZES and any(
             edge and abs(one.value / edge - 1) < 0.02 for edge in (one.low, one.high))
     ]  # fmt: skip
     return [f"binding: {', '.join(tight)}"] if tight else ["binding: no limit within 2 %"]
