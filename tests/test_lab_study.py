@@ -17,7 +17,7 @@ from scantling import catalog, vary
 from scantling.errors import FieldError
 from scantling.lab.stats import resolvable
 from scantling.lab.study import Data, Measure, Pace, Rates, Shape, Study, answer, store
-from scantling.lab.study.plan import plan
+from scantling.lab.study.plan import RESERVE, plan
 from scantling.lab.study.sweep import ShapeJob, run_shape
 from scantling.lab.study.verdict import arm, verdicts
 
@@ -148,10 +148,10 @@ def test_a_budget_takes_tokens_then_shapes_and_never_the_third_seed():
     assert whole.tokens == 100_000
     assert whole.expected_s == pytest.approx(9 * 97 * 0.01 * 7)
     assert whole.most_s == pytest.approx(15 * 97 * 0.01 * 7)
-    less = plan(s, paces, 1, 0.5 * whole.most_s / 0.85)
+    less = plan(s, paces, 1, 0.5 * whole.most_s / RESERVE)
     assert 49_000 < less.tokens < 51_000
     assert less.shapes == ("L4", "L2", "L1")
-    least = plan(s, paces, 1, 0.22 * whole.most_s / 0.85)
+    least = plan(s, paces, 1, 0.22 * whole.most_s / RESERVE)
     assert least.shapes == ("L4", "L2")
     assert least.tokens >= 25_000
     assert least.most_s <= 0.22 * whole.most_s

@@ -31,7 +31,7 @@ def _table(found: Found) -> Any:
         ("shape", "left"), ("body", "right"), *((f"{k} off", "right") for k in made_equal),
         ("tokens", "right"), ("rates tried", "right"), ("best", "right"),
         (measure["label"], "right"), ("95 %", "right"), ("each seed", "left"),
-        *((m["label"], "left") for m in also), ("time", "right"),
+        *((m["label"], "left") for m in also),
     )  # fmt: skip
     for s in ranked(found):
         interval = s["interval"]
@@ -46,7 +46,6 @@ def _table(found: Found) -> Any:
             _rates(s["rates"]), "" if s["rate"] is None else f"{s['rate']:g}{edge}",
             value, low_high, " ".join(number(v) for v in s["seeds"]) or "unresolved",
             *(" ".join(number(v) for v in s["also"].get(m["name"], ())) for m in also),
-            f"{s['seconds'] / 60:.1f} min",
             style="dim" if s["unresolved"] else None,
         )  # fmt: skip
     return shown

@@ -30,7 +30,7 @@ def gradient_norms(preset: Preset) -> Study:
     Post-norm is known to need a long warmup, which it does not get here.
     """
     quick = preset == "quick"
-    depth = 12 if quick else 24
+    depth = 24
     pre = small(depth, 64, 172)
     return Study(
         name="gradient-norms",
@@ -41,14 +41,14 @@ def gradient_norms(preset: Preset) -> Study:
             Shape("DeepNorm", moved(pre, (2 * depth) ** 0.25), rate=1e-3),
         ),
         data="code",
-        tokens=150_000 if quick else 300_000,
-        least_tokens=50_000,
+        tokens=80_000 if quick else 300_000,
+        least_tokens=40_000,
         rates=Rates(1, 2.0, 0),
         seeds=3 if quick else 5,
-        measure=Measure("gradient_spread", "factor between the gradients of the first and the last "
-                        "layer", "lower", ratio=True),
-        also=(Measure("gradient_ratio", "last over first, trained", ratio=True),
-              Measure("gradient_ratio_new", "last over first, untrained", ratio=True), Measure()),
+        batch=8,
+        measure=Measure("gradient_spread", "gradients apart, ×", "lower", "more alike", ratio=True),
+        also=(Measure("gradient_ratio", "last/first, trained", ratio=True),
+              Measure("gradient_ratio_new", "last/first, new", ratio=True), Measure()),
         probe="scantling.lab.experiments.gradient_norms:probe",
         expected=(
             "Post-norm: the gradient grows towards the last layer, by orders of magnitude at 24 "

@@ -26,7 +26,7 @@ from scantling.lab.study.verdict import Arm, Verdict, arm, headline, resolvable,
 Say = Callable[[str], None]
 Progress = Callable[[int, int], None]
 POLL_S = 0.5
-OVER = 1.1
+OVER = 1.15
 """A study with a budget begins no run after this share of it."""
 
 
@@ -76,9 +76,27 @@ def answer(
     Raises:
         FieldError: If the folder holds something else, or the budget is too short.
     """
+    begun = time.time()
+    found, data, n = planned(study, runner, folder, budget_s=budget_s, engine=engine,
+                             workers=workers, fresh=fresh, say=say)  # fmt: skip
+    swept = _run(study, runner, found, data, folder, engine, n, begun, say, progress)
+    return _judged(study, found, data, swept, folder, time.time() - begun)
+
+
+def planned(
+    study: Study, runner: Runner, folder: Path, *, budget_s: float | None = None,
+    engine: str = "pool", workers: int | None = None, fresh: bool = False,
+    say: Say = lambda _: None,
+) -> tuple[Plan, dict[str, Data], int]:  # fmt: skip
+    """The plan of a study, kept in its folder, what its data is, and how many workers it has.
+
+    Five steps of every shape are timed, unless the folder has a plan for this budget.
+
+    Raises:
+        FieldError: If the folder holds something else, or the budget is too short.
+    """
     executor.check(engine, workers)
     study.check()
-    begun = time.time()
     if fresh and (folder / store.STUDY).exists():
         shutil.rmtree(folder)
     store.open_folder(folder, study)
@@ -93,8 +111,7 @@ def answer(
         store.write(folder / store.PLAN, found)
     for line in found.lines(study):
         say(line)
-    swept = _run(study, runner, found, data, folder, engine, n, begun, say, progress)
-    return _judged(study, found, data, swept, folder, time.time() - begun)
+    return found, data, n
 
 
 def _data(study: Study, runner: Runner) -> dict[str, Data]:

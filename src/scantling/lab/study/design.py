@@ -60,6 +60,8 @@ class Measure(Struct, frozen=True):
     name: str = "loss"
     label: str = "loss, nats a token"
     better: Literal["lower", "higher"] = "lower"
+    word: str = "better"
+    """What a verdict calls it, where better would say too much."""
     ratio: bool = False
     """Compared as a factor: tests are on logarithms."""
     solved: float | None = None

@@ -11,7 +11,7 @@ from scantling.lab.study.design import LEAST_SEEDS, Shape, Study
 from scantling.lab.study.trial import Pace
 from scantling.units import count_text, seconds_text
 
-RESERVE = 0.85
+RESERVE = 0.75
 """Share of a budget that is planned: a machine with other programs on it slows down."""
 
 

@@ -184,7 +184,7 @@ def _verdict(
     if measure.solved is not None:
         size += " in the share of seeds that solve it"
     if p < LEVEL:
-        return Verdict(a.shape, b.shape, "better", f"{a.shape} better than {b.shape} by {size}",
+        return Verdict(a.shape, b.shape, "better", f"{a.shape} {measure.word} than {b.shape} by {size}",
                        *told, p)  # fmt: skip
     needed = None if sd is None else stats.seeds_needed(sd, c.difference, tests)
     if sd is None:
@@ -209,9 +209,10 @@ def headline(study: Study, arms: Sequence[Arm], found: Sequence[Verdict]) -> str
     if not won:
         others = ", ".join(a.shape for a in clear)
         return f"not separated: {others}{rest}"
+    word = study.measure.word
     if level:
-        return (f"{best.shape} is better than {', '.join(won)}; not separated from "
+        return (f"{best.shape} is {word} than {', '.join(won)}; not separated from "
                 f"{', '.join(level)}{rest}")  # fmt: skip
     if len(won) == 1:
         return f"{beaten[won[0]].text}{rest}"
-    return f"{best.shape} is better than every other: {', '.join(won)}{rest}"
+    return f"{best.shape} is {word} than every other: {', '.join(won)}{rest}"
