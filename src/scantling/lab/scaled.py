@@ -43,9 +43,9 @@ def scaled(
         >>> large = [Shape(n, catalog.model(n)) for n in ("llama-3.1-8b", "qwen3-8b", "gemma-7b")]
         >>> for s in scaled(large):
         ...     print(s.name, int(s.spec.n_layer), int(s.spec.d_model), s.matched)
-        llama-3.1-8b 4 64 {'body': 0.0029}
-        qwen3-8b 5 64 {'body': -0.0093}
-        gemma-7b 4 40 {'body': 0.0118}
+        llama-3.1-8b 4 64 {'body': 0.0064}
+        qwen3-8b 4 64 {'body': 0.0067}
+        gemma-7b 4 40 {'body': -0.003}
     """
     depth = int(shapes[0].spec.n_layer)
     found: list[Shape] = []
