@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from scantling.cli.lab_train import train
 from scantling.cli.options import COUNT, SECONDS, ListFirst, as_json, show_json
 from scantling.errors import FieldError
 
@@ -221,6 +222,9 @@ def report(folder: Path, out: Path | None, as_json: bool) -> int:
             click.echo()
     click.echo("wrote " + ", ".join(map(str, written)), err=True)
     return 0
+
+
+lab.add_command(train)
 
 
 @contextmanager

@@ -199,7 +199,7 @@ def resolvable(sd: float, n: int, tests: int = 1) -> float:
 
     Example:
         >>> round(resolvable(0.02, 3), 3), round(resolvable(0.02, 18), 3)
-        (0.07, 0.02)
+        (0.07, 0.019)
     """
     df = WELCH * (n - 1)
     quantiles = t_quantile(1 - (1 - LEVEL) / (2 * tests), df) + t_quantile(POWER, df)

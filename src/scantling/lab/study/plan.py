@@ -85,7 +85,8 @@ def plan(
 ) -> Plan:
     """A study that fits a budget: fewer tokens first, then fewer shapes, then fewer seeds.
 
-    Seeds are never fewer than three, and shapes never fewer than two.
+    Seeds are never fewer than three, and shapes never fewer than two. Half of what grids may grow
+    by is planned for; a grid that would grow when the time is up stays as it is.
 
     Args:
         study: What is asked for.
@@ -105,6 +106,9 @@ def plan(
             workers,
         )
 
+    def likely(tokens: int) -> float:
+        return (ends(tokens, extended=False) + ends(tokens, extended=True)) / 2
+
     def found(tokens: int, told: list[str]) -> Plan:
         return Plan(
             tokens, seeds, tuple(s.name for s in shapes), workers, dict(paces),
@@ -115,22 +119,22 @@ def plan(
         return found(study.tokens, [])
     room = RESERVE * budget_s
     dropped: list[str] = []
-    while ends(least, extended=True) > room:
+    while likely(least) > room:
         if len(shapes) > 2:
             dropped.insert(0, shapes.pop().name)
         elif seeds > LEAST_SEEDS:
             seeds -= 1
         else:
-            need = ends(least, extended=True) / RESERVE
+            need = likely(least) / RESERVE
             raise FieldError("budget", minutes(budget_s), "is too short: two shapes at "
-                             f"{LEAST_SEEDS} seeds and {count_text(least)} tokens take up to "
+                             f"{LEAST_SEEDS} seeds and {count_text(least)} tokens take "
                              f"{minutes(need)}", f"give {minutes(need * 1.05)}")  # fmt: skip
     tokens = study.tokens
-    if ends(tokens, extended=True) > room:
+    if likely(tokens) > room:
         low, high = least, study.tokens
         while high - low > max(least // 200, 1):
             middle = (low + high) // 2
-            fits = ends(middle, extended=True) <= room
+            fits = likely(middle) <= room
             low, high = (middle, high) if fits else (low, middle)
         tokens = low
     told = []

@@ -102,7 +102,7 @@ def code_version(probe: str | None = None) -> str:
     A run is only reused while neither has changed; studies themselves may.
     """
     found = hashlib.sha256(__version__.encode())
-    for path in sorted(LAB.glob("*.py")):
+    for path in sorted([*LAB.glob("*.py"), LAB / "study" / "training.py"]):
         found.update(path.read_bytes())
     if probe is not None:
         source = import_module(probe.partition(":")[0]).__file__
