@@ -377,9 +377,10 @@ def test_a_search_says_the_same_twice_and_reports_every_shape():
 
 
 @pytest.mark.parametrize("given", [{"params": "125M", "vocab_size": 50_304}, {"params": "7B"}])
-def test_the_choice_does_not_depend_on_the_number_of_chips(given):
-    chosen = [design(**given, n_gpu=n, baselines=()).chosen.spec for n in (1, 8, 64, 1000)]
-    assert chosen == [chosen[0]] * 4
+def test_the_choice_does_not_depend_on_the_number_of_chips_of_a_few_nodes(given):
+    """Beyond those, chips wait for each other, and wide shapes wait less: a true difference."""
+    chosen = [design(**given, n_gpu=n, baselines=()).chosen.spec for n in (1, 8, 64)]
+    assert chosen == [chosen[0]] * 3
 
 
 def test_the_choice_is_the_knee_of_the_whole_front_among_equal_losses():

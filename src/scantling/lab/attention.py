@@ -49,18 +49,28 @@ def attend(
         )
     if h != k:
         k_BKSh, v_BKSv = (t.repeat_interleave(h // k, -3) for t in (k_BKSh, v_BKSv))
-    logits_BHTS = q_BHTh @ k_BKSh.mT * scale
+    logits_BHTS = scores(q_BHTh, k_BKSh, scale=scale, softcap=softcap, bias=bias)
+    return shares(logits_BHTS, seen, sinks_H) @ v_BKSv
+
+
+def scores(
+    q_BHTh: Tensor, k_BHSh: Tensor, *, scale: float, softcap: float | None, bias: Tensor | None
+) -> Tensor:
+    """The logits of attention, H × T × S, before any mask."""
+    logits_BHTS = q_BHTh @ k_BHSh.mT * scale
     if softcap is not None:
         logits_BHTS = softcap * torch.tanh(logits_BHTS / softcap)
-    if bias is not None:
-        logits_BHTS = logits_BHTS + bias
+    return logits_BHTS if bias is None else logits_BHTS + bias
+
+
+def shares(logits_BHTS: Tensor, seen: Tensor | None, sinks_H: Tensor | None) -> Tensor:
+    """The weight of each key; with sinks they sum to less than one."""
     if seen is not None:
         logits_BHTS = logits_BHTS.masked_fill(~seen, -torch.inf)
     if sinks_H is None:
-        return logits_BHTS.softmax(-1) @ v_BKSv
+        return logits_BHTS.softmax(-1)
     sink = sinks_H[:, None, None].expand(*logits_BHTS.shape[:-1], 1)
-    weights_BHTS = torch.cat((logits_BHTS, sink), -1).softmax(-1)[..., :-1]
-    return weights_BHTS @ v_BKSv
+    return torch.cat((logits_BHTS, sink), -1).softmax(-1)[..., :-1]
 
 
 class Grouped(nn.Module):
@@ -68,6 +78,8 @@ class Grouped(nn.Module):
 
     Queries and keys stand side by side in one product, so one complex multiply turns both.
     """
+
+    attend = staticmethod(attend)
 
     def __init__(
         self, a: GroupedAttention, d_model: int, numerics: Numerics, *, first: bool
@@ -228,7 +240,7 @@ class Grouped(nn.Module):
         if watch is not None:
             watch(f"{path}.heads", q_BHTh)
         bias = self.bias(flow)
-        out_BHTv = attend(
+        out_BHTv = self.attend(
             q_BHTh, k_BKSh, v_BKSv, self.seen(flow, bias), scale=self.scale,
             causal=a.causal and not a.cross, fused=flow.fused, softcap=a.softcap,
             sinks_H=self.sinks_H, bias=bias,
@@ -243,6 +255,8 @@ class Grouped(nn.Module):
 
 class Latent(nn.Module):
     """Multi-head latent attention, expanded to H keys and values as in training."""
+
+    attend = staticmethod(attend)
 
     def __init__(self, a: LatentAttention, d_model: int, numerics: Numerics) -> None:
         super().__init__()
@@ -299,7 +313,7 @@ class Latent(nn.Module):
         seen = flow.places.seen(a.span, causal=True)
         if seen is None and not flow.fused:
             seen = flow.places.causal()
-        out_BHTv = attend(q_BHTh, k_BHTh, v_BTHv.transpose(-3, -2), seen, scale=self.scale,
+        out_BHTv = self.attend(q_BHTh, k_BHTh, v_BTHv.transpose(-3, -2), seen, scale=self.scale,
                           causal=True, fused=flow.fused)  # fmt: skip
         if watch is not None:
             watch(f"{path}.attention", out_BHTv)

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from scantling.lab.flow import Flow
 from scantling.lab.numerics import Numerics
-from scantling.lab.parts import Fused, Named, Normed, activation
+from scantling.lab.parts import Fused, Named, Normed, activation, product
 from scantling.spec import Dense, Experts
 
 
@@ -21,8 +21,9 @@ class Feed(nn.Module):
         super().__init__()
         self.f, d_ff = f, int(f.d_ff)
         outs = {f"{prefix}gate": d_ff if f.gated else 0, f"{prefix}up": d_ff}
-        self.up = Fused(d_model, outs, bias=f.in_bias)
-        self.down = Fused(d_ff, {f"{prefix}down": d_model}, bias=f.out_bias, role="out")
+        rank = None if f.ff_rank is None else int(f.ff_rank)
+        self.up = product(d_model, outs, rank, bias=f.in_bias)
+        self.down = product(d_ff, {f"{prefix}down": d_model}, rank, bias=f.out_bias, role="out")
         self.act, self.gated = activation(f.activation), f.gated
         self.inner = None
         if f.inner_norm is not None:
@@ -119,22 +120,22 @@ class Routed(nn.Module):
             weight_Nk = weight_Nk / weight_Nk.sum(-1, keepdim=True)
         return (weight_Nk * self.numerics.routed_scale).to(x_ND.dtype), which_Nk
 
+    def inside(self, x_nD: Tensor, i: int) -> Tensor:
+        """What the last product of one expert reads, F numbers a token."""
+        up_bias, limit = self.up_bias_EF, self.numerics.limit
+        up = functional.linear(x_nD, self.up_EFD[i], None if up_bias is None else up_bias[i])
+        if not self.e.gated:
+            return self.act(up)
+        gate, up = up.chunk(2, -1)
+        if limit is None:
+            return self.act(gate) * up
+        gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)  # gpt-oss
+        return (up + 1) * gate * torch.sigmoid(gate * self.numerics.steepness)
+
     def one(self, x_nD: Tensor, i: int) -> Tensor:
         """One expert on the tokens that chose it."""
-        up_bias, down_bias = self.up_bias_EF, self.down_bias_ED
-        up = functional.linear(x_nD, self.up_EFD[i], None if up_bias is None else up_bias[i])
-        limit = self.numerics.limit
-        if limit is not None and self.e.gated:  # gpt-oss
-            gate, up = up.chunk(2, -1)
-            gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
-            up = (up + 1) * gate * torch.sigmoid(gate * self.numerics.steepness)
-        elif self.e.gated:
-            gate, up = up.chunk(2, -1)
-            up = self.act(gate) * up
-        else:
-            up = self.act(up)
-        bias = None if down_bias is None else down_bias[i]
-        return functional.linear(up, self.down_EDF[i], bias)
+        bias = None if self.down_bias_ED is None else self.down_bias_ED[i]
+        return functional.linear(self.inside(x_nD, i), self.down_EDF[i], bias)
 
     def forward(self, x_BTD: Tensor, flow: Flow, path: str) -> Tensor:
         """The weighted sum of each token's experts, and the shared expert.

@@ -78,7 +78,7 @@ GRAMMAR: dict[type, str] = {
         "d_inner n_ssm_head n_group d_state d_conv conv_bias in_bias out_bias norm scan_chunk"
     ),
     GatedDelta: "n_key_head n_value_head d_key d_state_value d_conv norm scan_chunk",
-    Dense: "d_ff gated activation in_bias out_bias inner_norm shared",
+    Dense: "d_ff gated activation in_bias out_bias inner_norm shared ff_rank",
     Experts: "n_expert top_k d_expert gated activation bias router shared",
     Router: "scoring bias correction n_expert_group top_k_group",
     SharedExpert: "d_shared gate bias",

@@ -75,9 +75,9 @@ a token, {float(c.decode.value_s) * 1e3:.2f} ms a token. {len(front.equal)} shap
 law cannot tell from the best, within {front.equal_within:.3f} nats; cost chose among them.</p>
 {plots}
 <h2>The front</h2>
-<p class="note">Parameters, FLOPs and cache are exact. Δ loss is in nats a token at equal tokens
-against the choice, by the law '{escape(b.law)}', with its interval. A bar at the left: the law
-cannot tell its loss from the best.</p>
+<p class="note">Parameters, FLOPs and cache are exact. Δ loss is in nats a token at equal
+{escape(b.equal)} against the choice, by the law '{escape(b.law)}', with its interval.
+A bar at the left: the law cannot tell its loss from the best.</p>
 <div class="tall">{_table(front)}</div>
 <h2>Why the choice has these numbers</h2>
 {_reasons(c)}
@@ -171,6 +171,7 @@ def _row(c: Candidate, reference: Candidate, kind: str) -> str:
     loss, shape = difference(c, reference), c.shape()
     half = ((loss.high or 0) - (loss.low or 0)) / 2
     delta = "0" if c is reference else f"{loss.value:+.4f} ± {half:.4f}"
+    delta = delta if c.priced and reference.priced else "not priced"
     codes = ", ".join(dict.fromkeys(f["code"].lower() for f in findings(c)))
     cells = (
         c.name, f"{int(c.counted.total):,}", delta, f"{c.days:.3g}",

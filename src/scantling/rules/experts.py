@@ -173,6 +173,13 @@ def dense_first_layers(s: Subject) -> Iterator[Found]:
     layers, experts = part.whole("n_layer"), part.whole("n_expert")
     if layers is None or experts is None:
         return
+    sparse = part.field("sparse")
+    if isinstance(sparse, list) and sparse and not any(sparse):
+        key = next((part.given[k] for k in ("mlp_only_layers", "moe_layers", *STEPS)
+                    if k in part.given and part.values[k]), part.key("n_expert"))  # fmt: skip
+        yield Found("warning", key, f"{key} leaves no layer of {layers} with one of the {experts} "
+                    "experts", Fix(text=f"fewer layers in {key}"))  # fmt: skip
+        return
     for key in STEPS:
         value: Any = part.values.get(key)
         spelling = part.given.get(key)

@@ -42,6 +42,18 @@ def _name(s: Subject) -> str:
     return "rope_parameters" if nested else FIELD
 
 
+def _by_layer(s: Subject) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Settings that stand by kind of layer, but for those that are read as the model's."""
+    outer = s.config or {}
+    inner = outer.get("text_config")
+    nested = (inner if isinstance(inner, dict) else outer).get("rope_parameters")
+    for name, one in nested.items() if isinstance(nested, dict) else ():
+        if isinstance(one, dict) and name != "full_attention" and one.get("rope_type") not in {
+            None, "default", "mrope", "proportional", "longrope"
+        }:  # fmt: skip
+            yield name, one
+
+
 def _kind(settings: dict[str, Any]) -> str:
     kind = settings.get("rope_type", settings.get("type", "default"))
     return {"su": "longrope", "mrope": "default"}.get(str(kind), str(kind))
@@ -97,11 +109,20 @@ def _judged(part: Partial) -> Verdict | None:
         return None
     if any(isinstance(v, dict) for v in settings.values()):
         return None  # by kind of layer: each is told apart by the reader
+    width, share = (WIDTH, 1.0) if head is None else head
+    return _judge(settings, _limit(part), width, share)
+
+
+def _judge(
+    settings: dict[str, Any], limit: int | None, width: int = WIDTH, share: float = 1.0
+) -> Verdict:
     try:
-        width, share = (WIDTH, 1.0) if head is None else head
-        return judge(settings, _limit(part), head=width, fraction=share)
+        return judge(settings, limit, head=width, fraction=share)
     except ScantlingError as error:
-        return Verdict(valid=False, min_transformers="", problems=(str(error),))
+        problem = str(error)
+    except (ArithmeticError, ValueError, TypeError) as error:
+        problem = f"its numbers give no frequencies: {error}"
+    return Verdict(valid=False, min_transformers="", problems=(problem,))
 
 
 @rule("SC701", "rope-scaling-legal", "transformers", "yarn2023", reads="config")
@@ -113,9 +134,12 @@ def rope_scaling_legal(s: Subject) -> Iterator[Found]:
 
     Exceptions: kinds of classes that come with their checkpoint; settings that are no scaling at
     all (``rope_type: gptj`` names how pairs are laid out, ``mrope`` sections of several axes);
-    settings by kind of layer, which the reader checks.
+    tables of settings by kind of layer are each told under their own name.
     """
     part = s.raw
+    for name, own_settings in _by_layer(s):
+        for problem in _judge(own_settings, _limit(part)).problems:
+            yield Found("error", f"rope_parameters.{name}", f"{name}: {problem}")
     settings = _settings(part)
     kind = _kind(settings)
     if kind not in scaling_kinds() and kind in {"gptj", "neox", "interleaved"}:

@@ -177,6 +177,14 @@ def layer_list_length(s: Subject) -> Iterator[Found]:
     """
     part = s.raw
     layers = part.whole("n_layer")
+    for key, name in part.given.items():
+        listed = part.values.get(key)
+        if kinds().get(key) != "layers" or not isinstance(listed, list) or layers is None:
+            continue
+        beyond = [n for n in listed if isinstance(n, int) and n >= layers]
+        if beyond:
+            yield Found("warning", name, f"{name} names layer {beyond[0]} of {layers}: there is "
+                        "none", Fix(text=f"layers 0 to {layers - 1}"))  # fmt: skip
     for key in LISTS:
         value = part.values.get(key)
         if key not in part.given or not isinstance(value, list) or layers is None:
@@ -325,8 +333,23 @@ def assumed_type(s: Subject) -> Iterator[Found]:
     Exceptions: new types whose fields say everything.
     """
     guess = next((n for n in s.notes if n.startswith("assumed: model type ")), None)
-    if guess is not None:
-        yield Found("info", "model_type", guess.removeprefix("assumed: "))
+    if guess is None:
+        return
+    given = s.raw.config.get("model_type")
+    meant = _class_of(s)
+    if meant is not None and meant in nearest(str(given), model_types(), 3):
+        yield Found("warning", "model_type", f"model_type {given} is not known, and architectures "
+                    f"names the class of {meant}", Fix(text=f"model_type {meant}",
+                    config={"model_type": meant}))  # fmt: skip
+        return
+    yield Found("info", "model_type", guess.removeprefix("assumed: "))
+
+
+def _class_of(s: Subject) -> str | None:
+    """The model type whose class the config names."""
+    named = (s.config or {}).get("architectures")
+    first = named[0] if isinstance(named, list) and named else None
+    return next((n for n, k in model_types().items() if k.architecture == first and first), None)
 
 
 @rule("SC014", "values-possible", "transformers", reads="config")

@@ -27,15 +27,21 @@ def head_width_multiple(s: Subject) -> Iterator[Found]:
     for path, a in s.attentions:
         head = int(a.d_head)
         if head % 8:
-            near = round(head / 8) * 8 or 8
+            near, up = round(head / 8) * 8 or 8, head + -head % 8
             share = (-head % 8) / head
-            message = f"heads of {head} are no multiple of 8: kernels pad them to "
-            f"{head + -head % 8}"
+            message = f"heads of {head} are no multiple of 8: kernels pad them to {up}"
             key = s.key("d_head")
-            text = f"{key if key != 'head_dim' else 'head_dim'} {near}"
-            yield Found("warning", key, f"{path}: {message}", Fix(text=text),
+            yield Found("warning", key, f"{path}: {message}", Fix(text=f"{key} {near}"),
                         exact(share, "attention work for nothing"))  # fmt: skip
             return
+    for path, m in s.latents:
+        for field, own in (("d_nope", int(m.d_nope) + int(m.d_rope)), ("d_value", int(m.d_value))):
+            if own % 8:
+                up = own + -own % 8
+                fix = Fix(text=f"a width of {up}")
+                yield Found("warning", s.key(field), f"{path}: heads of {own} are no multiple of "
+                            f"8: kernels pad them to {up}", fix)  # fmt: skip
+                return
 
 
 @rule("SC106", "attention-width", "mlra2026", "su2025")
@@ -83,8 +89,8 @@ def kv_group(s: Subject) -> Iterator[Found]:
     if new is None:
         gain = prior_loss(f)
     else:
-        more = cache_per_token(new) / max(s.cache_per_token, 1e-9)
-        fix = Fix(text=f"{key} {near}: ×{more:.3g} the cache")
+        assert near is not None
+        fix = Fix(text=f"{key} {near}: ×{near / kv:.3g} the keys and values")
         gain = loss_of_change(s.legal, new, f)
     what = f"{kv} KV heads" if few else f"{group:.3g} query heads to a KV head"
     yield Found("info", key, f"{what}: benchmarks were seen to fall below 4 KV heads, and no table "

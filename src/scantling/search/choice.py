@@ -31,10 +31,11 @@ def choose(
 ) -> Chosen:
     """Choose among the rows of a front, and thin it to what is worth reading.
 
-    The choice is made on the whole front, so it does not depend on how the front is thinned or on
-    how many chips there are. Shapes whose loss lies within the law's own error of the best count
-    as equal; among them the knee of loss and all costs is chosen. With weights it is the knee of
-    the whole front, each objective as weighed. With an order, the least of each objective in turn
+    The choice is made on the whole front, so it does not depend on how the front is thinned; more
+    chips move it only as far as they change which shape is faster. Shapes whose loss lies within
+    the law's own error of the best count as equal; among them the knee of loss and all costs is
+    chosen. With weights it is the knee of the whole front, each objective as weighed. With an
+    order, the least of each objective in turn
     among those equal in the ones before: within the law's error in loss, within what is worth
     reading in the others.
 

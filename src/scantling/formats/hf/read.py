@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import math
 import re
 from typing import Any
@@ -341,9 +342,15 @@ def _shown(value: object) -> str:
     return f"'{value}' (text)" if isinstance(value, str) else f"{shorten(value)}"
 
 
+@functools.lru_cache(maxsize=4096)
+def _near(key: str, read_keys: frozenset[str]) -> list[str]:
+    """The key of a type that another is almost; the same keys come with every config."""
+    return difflib.get_close_matches(key, sorted(read_keys), 1, cutoff=0.88)
+
+
 def _without_effect(config: dict[str, Any], kind: ModelType) -> list[str]:
     """Keys that shape other model types and that this one does not read."""
-    read_keys = {s for key in kind.keys for s in kind.spellings(key)}
+    read_keys = frozenset(s for key in kind.keys for s in kind.spellings(key))
     shaping = set(kinds()) | {
         s for other in model_types().values() for names in other.spelled.values() for s in names
     }
@@ -351,7 +358,7 @@ def _without_effect(config: dict[str, Any], kind: ModelType) -> list[str]:
     for key, value in config.items():
         if key in read_keys or value in (None, False):
             continue
-        near = difflib.get_close_matches(key, read_keys, 1, cutoff=0.88)
+        near = _near(key, read_keys)
         if key in shaping:
             notes.append(f"{key} has no effect on the shape of model type {kind.name}")
         elif near and near[0] not in config:
