@@ -379,6 +379,15 @@ def test_bf16_trains_to_about_the_same_loss():
     assert half.losses == pytest.approx(full.losses, rel=0.02)
 
 
+def test_the_loss_compiles():
+    """Traced, without the compiler behind it, which takes half a minute."""
+    run = run_of()
+    model = Decoder(run.spec, seed=0)
+    tokens, targets = run.task.batch(0, 0)
+    traced = torch.compile(model.loss, dynamic=False, backend="eager")
+    assert traced(tokens, targets, None).item() == model.loss(tokens, targets).item()
+
+
 # ---------------------------------------------------------------- what goes wrong
 
 
