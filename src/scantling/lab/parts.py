@@ -53,6 +53,47 @@ class Fused(nn.Linear):
         return dict(zip(self.outs, self(x).split(list(self.outs.values()), -1), strict=True))
 
 
+class Factored(nn.Module):
+    """As ``Fused``, each matrix kept as b (n × rank) times a (rank × inputs).
+
+    Example:
+        >>> [(name, tuple(weight.shape)) for name, weight in Factored(8, {"up": 6}, 2).named()]
+        [('up_a', (2, 8)), ('up_b', (6, 2))]
+    """
+
+    def __init__(
+        self, d_in: int, outs: Mapping[str, int], rank: int, *, bias: bool = False,
+        role: str = "hidden",
+    ) -> None:  # fmt: skip
+        super().__init__()
+        outs = {name: int(n) for name, n in outs.items() if n}
+        self.a = Fused(d_in, {f"{name}_a": int(rank) for name in outs})
+        self.b = nn.ModuleList(
+            Fused(int(rank), {f"{name}_b": n}, bias=bias, role=role) for name, n in outs.items()
+        )
+
+    def named(self) -> Named:
+        """Both factors of each matrix, and its bias."""
+        yield from self.a.named()
+        for one in self.b:
+            yield from one.named()  # type: ignore[operator]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """What the matrices make, side by side."""
+        parts = zip(self.b, self.a(x).chunk(len(self.b), -1), strict=True)
+        return torch.cat([b(part) for b, part in parts], -1)
+
+
+def product(
+    d_in: int, outs: Mapping[str, int], rank: int | None, *, bias: bool = False,
+    role: str = "hidden",
+) -> Fused | Factored:  # fmt: skip
+    """One product, of full rank or factored."""
+    if rank is None:
+        return Fused(d_in, outs, bias=bias, role=role)
+    return Factored(d_in, outs, rank, bias=bias, role=role)
+
+
 class Normed(nn.Module):
     """RMSNorm or LayerNorm over the last axis, with the scale and bias its spec has.
 
