@@ -200,17 +200,23 @@ def _explain(name: str, *, as_json: bool) -> int:
 
 @click.command()
 @click.argument("names", nargs=-1, metavar="[CODE…]")
+@click.option("--handbook", type=click.Path(file_okay=False, path_type=Path), metavar="DIR",
+              help="Write the handbook, a page a rule: DIR/index.html.")  # fmt: skip
 @as_json
-def rules(names: tuple[str, ...], as_json: bool) -> int:
+def rules(names: tuple[str, ...], handbook: Path | None, as_json: bool) -> int:
     """The rules; with a code, prefix or name the page of each.
 
-    Example: scantling rules SC101
+    Examples: scantling rules SC101
+
+    scantling rules --handbook handbook/
     """
     from scantling.report.lint import rule_json
     from scantling.report.lint_text import print_rule, print_rules
     from scantling.report.text import console
     from scantling.rules import load_rules, select
 
+    if handbook is not None:
+        return _handbook(handbook, names, as_json=as_json)
     chosen = list(select(names).values()) if names else list(load_rules().values())
     if as_json:
         show_json({"schema": 1, "rules": [rule_json(r) for r in chosen]})
@@ -219,4 +225,20 @@ def rules(names: tuple[str, ...], as_json: bool) -> int:
             print_rule(console(), rule)
     else:
         print_rules(console(), chosen)
+    return 0
+
+
+def _handbook(folder: Path, names: tuple[str, ...], *, as_json: bool) -> int:
+    from rich.console import Console
+
+    from scantling.report.handbook_html import write
+
+    if names:
+        raise FieldError("--handbook", str(folder), "is of all rules", "name no code")
+    with Console(stderr=True).status("handbook") as status:
+        files = write(folder, lambda step: status.update(f"handbook: {step}"))
+    if as_json:
+        show_json({"schema": 1, "files": [str(f) for f in files]})
+    else:
+        click.echo(f"wrote {files[0]} and {len(files) - 1} pages beside it")
     return 0

@@ -88,8 +88,12 @@ def examples() -> tuple[Example, ...]:
 
 def _example(entry: dict[str, Any]) -> Example:
     base = {**(bases()[entry["base"]] if "base" in entry else {}), **entry.get("with", {})}
-    plain = {k: entry[k] for k in ("setting", "mend_setting", "base_setting", "name") if k in entry}
-    keys = {k: _keys(entry, k) for k in ("change", "mend") if k in entry or f"{k}_without" in entry}
+    plain: dict[str, Any] = {
+        k: entry[k] for k in ("setting", "mend_setting", "base_setting", "name") if k in entry
+    }
+    keys: dict[str, Any] = {
+        k: _keys(entry, k) for k in ("change", "mend") if k in entry or f"{k}_without" in entry
+    }
     return Example(code=entry["code"], base=base, **keys, **plain)
 
 
