@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from scantling.rules import Report, Rule, Setting
     from scantling.rules.project import Project
 
-SETTING = ("gpu", "gpus", "tp", "pp", "ep", "cp", "runtime", "quant", "dtype", "context", "batch",
-           "phase")  # fmt: skip
+SETTING = ("gpu", "gpus", "tp", "pp", "ep", "cp", "virtual", "dcp", "runtime", "quant", "dtype",
+           "context", "batch", "phase")  # fmt: skip
 
 
 def setting_options(function: F) -> F:
@@ -28,6 +28,8 @@ def setting_options(function: F) -> F:
         click.option("--quant", help="Scheme of the weights: fp8-block, awq-int4, q4_k_m, …"),
         click.option("--runtime", help="vllm, sglang, tensorrt-llm, llama.cpp, transformers, flex, "
                      "megatron, torchtitan, ulysses, deepep, cublas-10, …"),
+        click.option("--dcp", type=COUNT, help="Decode-context-parallel degree (vLLM)."),
+        click.option("--virtual", type=COUNT, help="Chunks of a pipeline stage (interleaving)."),
         click.option("--cp", type=COUNT, help="Context-parallel degree."),
         click.option("--ep", type=COUNT, help="Ranks that whole experts are spread over."),
         click.option("--pp", type=COUNT, help="Pipeline stages."),
