@@ -164,6 +164,12 @@ class TrainingRun:
                 raise FieldError(name, value, "must be at least 1")
         if not (self.peak_lr > 0 and math.isfinite(self.peak_lr)):
             raise FieldError("lr", self.peak_lr, "must be above 0 and finite")
+        for name in ("seed", "weight_decay", "least"):
+            if getattr(self, name) < 0:
+                raise FieldError(name, getattr(self, name), "must not be below 0")
+        for prefix, rate in self.rates.items():
+            if not (rate >= 0 and math.isfinite(rate)):
+                raise FieldError(f"rates {prefix}", rate, "must not be below 0")
         if self.clip is not None and not self.clip > 0:
             raise FieldError("clip", self.clip, "must be above 0")
         if self.schedule not in SCHEDULES:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from scantling.calibrate.timing import clock
 from scantling.costs.train import Estimate
+from scantling.errors import FieldError
 from scantling.lab import run_folder
 from scantling.lab.distributed import World, spread, world
 from scantling.lab.expected import check_memory, chip_of, step_seconds
@@ -57,6 +58,8 @@ def train(run: TrainingRun, on_step: Callable[[Record], None] | None = None) -> 
     """
     among = world(run.device)
     run = run.checked()
+    if run.task.batch_size < among.size:
+        raise FieldError("batch", run.task.batch_size, f"is fewer than {among.size} processes")
     dtype = dtype_of(run, among.device)
     check_memory(run.spec, run.micro_batch or run.task.batch_size, run.task.context, dtype,
                  among.device)  # fmt: skip
@@ -223,6 +226,8 @@ class _Training:
         for first in range(rank * rows // size, last, each):
             some = slice(first, min(first + each, last))
             share = int((targets_BT[some] != IGNORED).sum()) / targets_in_all * size
+            if share == 0 and size == 1:
+                continue  # a mean over no target is no number
             yield (tokens_BT[some], targets_BT[some], None if source is None else source[some],
                    share)  # fmt: skip
 
