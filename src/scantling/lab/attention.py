@@ -115,9 +115,9 @@ class Grouped(nn.Module):
         self.relative_NH: nn.Parameter | None = None
         if isinstance(a.position, RelativeBias) and (first or a.position.each_layer):
             self.relative_NH = nn.Parameter(torch.zeros(int(a.position.n_bucket), self.h))
-        self.shared = (a.span, a.position, self.k, self.width, self.value)
+        self.shared = repr((a.span, a.position, self.k, self.width, self.value))
         """What a layer and one that reads its keys have in common."""
-        self.joint = "k" in own and a.qk_norm is None
+        self.joint = "k" in own and a.qk_norm is None and isinstance(a.position, Rope)
         """Whether queries and keys are turned as one tensor."""
 
     def named(self) -> Named:
@@ -166,8 +166,10 @@ class Grouped(nn.Module):
         both = made.get("both")
         if both is not None:
             heads = both.view(*both.shape[:-1], self.h + self.k, self.width)
-            heads = heads if turns is None else turned(heads, turns)
-            return heads[..., : self.h, :], heads[..., self.h :, :]
+            assert turns is not None, "else there is nothing to do for both at once"
+            # a split, whose backward pass is one copy; two slices would fill two with zeros
+            q, k = torch.split(turned(heads, turns), [self.h, self.k], -2)
+            return q, k
         q = self.heads(made["q"], self.h, self.q_norm)
         k = self.heads(made["k"], self.k, self.k_norm) if "k" in made else None
         if turns is not None:
@@ -187,7 +189,7 @@ class Grouped(nn.Module):
         if isinstance(a.position, Alibi):
             distance = places.distance().abs()
             far = distance if distance.dim() == 2 else distance[:, None]
-            return places.once((a.position, self.h), lambda: -slopes(self.h).to(
+            return places.once(("alibi", self.h), lambda: -slopes(self.h).to(
                 far.device)[:, None, None] * far)  # fmt: skip
         if not isinstance(a.position, RelativeBias) or a.cross:
             return None

@@ -111,6 +111,8 @@ class Ensemble:
 
     def losses(self, tokens_EBT: Tensor, targets_EBT: Tensor) -> Tensor:
         """The loss of each member on its own tokens."""
+        if self.compiled and not self.base.places:
+            self.base.warm(tokens_EBT.shape[-1])
         return self.losses_of(self.weights, self.buffers, tokens_EBT, targets_EBT)
 
     def step(self, tokens_EBT: Tensor, targets_EBT: Tensor, factor: float = 1.0) -> Tensor:
