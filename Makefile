@@ -27,6 +27,7 @@ bench: $(VENV)/.test-installed  ## Speed, as ratios to something in the same run
 
 docs: $(VENV)/.installed  ## Pages that are written from data.
 	$(BIN)/scantling claims page docs/claims.md
+	$(BIN)/scantling models stats --plot docs/trends.svg
 
 validation: $(VENV)/.installed  ## Every error against the public tables, as docs/validation.md.
 	$(BIN)/scantling validate --tables ../shared/data/measured --markdown docs/validation.md

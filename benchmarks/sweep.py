@@ -25,7 +25,7 @@ from scantling.spec import vary
 
 def count_once(shapes, b):
     """Every count and cheap limit of every shape."""
-    found = [forms(family, b.kv_dtype) for family in shapes.families]
+    found = [forms(family, b) for family in shapes.families]
     for part in shapes.chunks():
         family = shapes.families[part.index]
         yield count(family, found[part.index], part.index, part.row, part.depth, b)

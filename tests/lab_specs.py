@@ -74,7 +74,7 @@ def tame(d, node):  # noqa: C901, PLR0912 - one case for each kind of struct
         return replace(node, scan_chunk=small(node.scan_chunk, 12))
     if isinstance(node, Layer):
         kept = tuple(b for b in node.blocks if all(isinstance(x.module, BUILT) for x in b.branches))
-        plain = Block((Branch(Dense(small(node.blocks[0].__hash__() % 97, 40))),))
+        plain = Block((Branch(Dense(d.dim(1, 40))),))
         return replace(node, blocks=kept or (plain,), stored_scale=False)
     if isinstance(node, Branch) and isinstance(node.module, ChannelMix):
         return replace(node, module=Dense(24))

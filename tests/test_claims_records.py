@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 from msgspec.structs import replace
 
+import scantling
 from scantling.claims import CHECKS, claim, claims, differences, load_checks, registry
 from scantling.claims import cache as cache_checks
 from scantling.cli import group
@@ -194,6 +195,16 @@ def test_tying_moved_the_loss_by_no_more_than_is_said():
     assert len(moved) >= 4
     assert max(moved) == pytest.approx(said["largest"], abs=0.0005)
     assert max(small) == pytest.approx(said["largest_17m"], abs=0.0005)
+
+
+def test_no_rule_rests_on_a_claim_of_memory():
+    package = Path(scantling.__file__).parent
+    files = [*(package / "rules").glob("*.py"), package / "data" / "rules.toml"]
+    text = "".join(file.read_text("utf-8") for file in files)
+    assert len(files) > 10
+    for one in claims().values():
+        if one.to_be_confirmed:
+            assert not re.search(rf"\b{one.id}\b|\"{one.name}\"", text), one.id
 
 
 def test_every_claim_has_evidence_and_known_sources():

@@ -366,7 +366,8 @@ SAMPLE = [
 ]  # fmt: skip
 """Every thirteenth model, and experts, latent attention, windows, chunks, learned positions."""
 NOT_PRICED = {
-    "vocab_size", "top_k", "n_expert_group", "top_k_group", "kv_rank", "q_rank", "rows",
+    "vocab_size", "top_k", "n_expert_group", "top_k_group", "kv_rank", "q_rank", "d_nope", "d_rope",
+    "d_value", "rows",
 }  # fmt: skip
 
 

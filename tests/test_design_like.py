@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from scantling import catalog, cli
 from scantling.costs.count import parameters
 from scantling.errors import FieldError, ScantlingError
-from scantling.search import Range, budget, candidate, design, difference
+from scantling.search import Range, budget, candidate, design, difference, explain
 from scantling.search.ladder import REACH, ladder
 from scantling.search.like import COST_TOLERANCE, like_budget, likeness
 from scantling.search.origin import changes, restricted, steps
@@ -80,7 +80,8 @@ def test_a_model_far_from_any_good_shape_is_beaten_beyond_the_noise():
 
 
 def test_the_kinds_of_a_model_are_those_of_the_search():
-    kinds = {"deepseek-v3": ("mixer", "mla"), "qwen3-next-80b-a3b": ("mixer", "hybrid"),
+    kinds = {"deepseek-v3": ("mixer", "mla"), "qwen3-next-80b-a3b": ("mixer", "gated-delta"),
+             "nemotron-h-8b": ("mixer", "mamba2"),
              "gemma-3-27b": ("layout", "5:1"), "llama-3.1-8b": ("layout", "full")}  # fmt: skip
     for name, (field, value) in kinds.items():
         assert getattr(like_budget(catalog.load(name), {}), field) == value
@@ -214,6 +215,17 @@ def test_weights_can_be_pruned_and_merged_but_not_grown():
     tight = restricted(catalog.load("llama-3.1-8b"),
                        {"params": "4B", "bounded": {"n_layer": Range(16, 99)}})  # fmt: skip
     assert tight.bounded["n_layer"] == Range(16, 32)
+
+
+def test_what_the_weights_set_is_said_to_be_theirs_and_keeps_the_split_of_heads():
+    b = restricted(catalog.load("llama-3.1-8b"), {"params": "4B", "fixed": {"n_layer": 24}})
+    front = design(b, baselines=())
+    assert explain(front.chosen, "d_head").set_by == "fixed by --from llama-3.1-8b"
+    assert explain(front.chosen, "n_layer").set_by == "fixed by --fix n_layer=24"
+    assert {axis.why for axis in front.axes if axis.name == "kv_group"} == {
+        "opened by --from llama-3.1-8b"
+    }
+    assert all(c.dims()["n_head"] % 8 == 0 for c in front.candidates)
 
 
 def test_experts_start_as_copies_of_the_feed_forward():

@@ -8,7 +8,9 @@ import random
 import moocore
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
+from scantling import catalog
 from scantling.costs.cache import kv_cache
 from scantling.costs.count import attention_parameters, mlp_parameters, parameters
 from scantling.costs.deployment import cuts, valid_tp
@@ -16,8 +18,11 @@ from scantling.costs.runtimes import runtime, runtimes
 from scantling.errors import FieldError
 from scantling.formats import hf
 from scantling.hardware import chip
+from scantling.report.splits import price_splits
+from scantling.report.text import console, print_front
 from scantling.search import Range, budget, design
-from scantling.search.candidate import hf_config
+from scantling.search.candidate import candidate, findings, hf_config, to_json
+from scantling.search.explain import explain
 from scantling.search.forms import count, forms
 from scantling.search.objectives import Costs
 from scantling.search.space import space
@@ -31,6 +36,7 @@ from scantling.spec import (
     GroupedAttention,
     LatentAttention,
     Layer,
+    Mamba2,
     Norm,
     QKNorm,
     Rope,
@@ -58,22 +64,36 @@ KINDS = {
     "hybrid": {"params": 10**9, "mixer": "hybrid", "vocab_size": 32_000},
     "hybrid with experts": {"params": 4 * 10**9, "active": 5 * 10**8, "mixer": "hybrid",
                             "vocab_size": 32_000},
+    "mamba": {"params": 10**9, "mixer": "mamba2", "vocab_size": 32_000},
+    "mamba with experts": {"params": 4 * 10**9, "active": 5 * 10**8, "mixer": "mamba2",
+                           "vocab_size": 32_000},
     "vocabularies": {"params": 10**8, "listed": {"vocab_size": (8192, 32_000)}},
 }  # fmt: skip
+
+BESIDE = {
+    "encoder-decoder": {"params": 25 * 10**7, "kind": "encoder-decoder", "vocab_size": 32_128,
+                        "listed": {"encoder_ratio": (1, 2, 12)}},
+}  # fmt: skip
+"""No law prices these, so cost alone thins their front."""
+
+
+SCHEDULED = {"schedule": {"params": 10**9, "vocab_size": 32_000, "schedule": "linear-ffn:0.5-1.5"}}
+"""No Hugging Face type says these."""
+COUNTED = KINDS | BESIDE | SCHEDULED
 
 
 @functools.cache
 def front_of(kind):
-    return design(**KINDS[kind], baselines=())
+    return design(**COUNTED[kind], baselines=())
 
 
 # ---------------------------------------------------------------- counts
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", COUNTED)
 def test_the_linear_forms_of_a_family_are_the_counts_of_each_shape(kind):
     """Total, active, feed-forward, attention and KV bytes, of shapes drawn from every family."""
-    b = budget(**KINDS[kind])
+    b = budget(**COUNTED[kind])
     tried = space(b)
     draw = random.Random(0)
     seen = 0
@@ -83,7 +103,7 @@ def test_the_linear_forms_of_a_family_are_the_counts_of_each_shape(kind):
         row = np.array([draw.randrange(len(family.counts)) for _ in range(12)])
         nth = np.array([draw.randrange(int(family.counts[r])) for r in row])
         depth = tried.depths[family.first[row] + nth]
-        found = count(family, forms(family, b.kv_dtype), index, row, depth, b)
+        found = count(family, forms(family, b), index, row, depth, b)
         dims = found.dims(np.arange(len(row)))
         for i in range(len(row)):
             spec = check(vary(family.spec, **{name: int(v[i]) for name, v in dims.items()}))
@@ -91,12 +111,12 @@ def test_the_linear_forms_of_a_family_are_the_counts_of_each_shape(kind):
             assert (found.total[i], found.active[i]) == (p.total, p.active)
             assert (found.mlp[i], found.attention[i]) == (mlp_parameters(p),
                                                           attention_parameters(p))  # fmt: skip
-            assert found.kv[i] == kv_cache(spec).bytes_per_token
+            assert found.kv[i] == kv_cache(spec, 1, b.serve_context).bytes
             seen += 1
     assert seen >= 12
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", KINDS | SCHEDULED)
 def test_every_shape_of_a_front_is_of_the_size_and_kind_asked_for(kind):
     front = front_of(kind)
     b = front.budget
@@ -109,12 +129,14 @@ def test_every_shape_of_a_front_is_of_the_size_and_kind_asked_for(kind):
             assert abs(p.active / b.active - 1) <= b.active_tolerance
         assert ("n_expert" in dimensions(spec)) == b.moe
         assert ("kv_rank" in dimensions(spec)) == (b.mixer == "mla")
-        assert ("n_value_head" in dimensions(spec)) == (b.mixer == "hybrid")
+        states = {"n_value_head", "n_ssm_head"} & {*dimensions(spec)}
+        assert bool(states) == (b.mixer in {"hybrid", "mamba2"})
+        assert b.mixer != "mamba2" or states == {"n_ssm_head"}
     assert len({c.name for c in front.candidates}) == len(front.candidates)
 
 
 @pytest.mark.oracle
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", KINDS | BESIDE)
 def test_transformers_builds_shapes_of_every_family_and_counts_the_same(kind, tmp_path):
     """Of each front the first, the choice and the last, built on the meta device."""
     torch = pytest.importorskip("torch")
@@ -127,7 +149,11 @@ def test_transformers_builds_shapes_of_every_family_and_counts_the_same(kind, tm
         (tmp_path / "config.json").write_text(json.dumps(config), "utf-8")
         own = transformers.AutoConfig.from_pretrained(tmp_path)
         with torch.device("meta"):
-            model = transformers.AutoModelForCausalLM.from_config(own)
+            auto = transformers.AutoModelForCausalLM
+            auto = auto if c.spec.encoder is None else transformers.AutoModelForSeq2SeqLM
+            model = auto.from_config(own)
+            if c.spec.encoder is not None:  # transformers 5 ties T5 whatever its config says
+                model.lm_head.weight = torch.nn.Parameter(torch.empty_like(model.lm_head.weight))
         assert sum(p.numel() for p in model.parameters()) == c.counted.total
 
 
@@ -220,6 +246,33 @@ def hybrid(b):
             yield spec
 
 
+def mamba(b):
+    """Three Mamba-2 layers to one of attention; twice the width in heads of 64, a state of 128."""
+    for D, L in itertools.product((256, 384), range(4, 13)):
+        for H, K in heads(D, 64):
+            attention = GroupedAttention(H, K, 64, position=Rope(fraction=0.5))
+            state = Mamba2(2 * D, D // 32, n_group=1, d_state=128, d_conv=4)
+
+            def spec(F, D=D, L=L, attention=attention, state=state):
+                kinds = (layer("state", state, Dense(F)), layer("attention", attention, Dense(F)))
+                return model(b, D, kinds, (Run((*["state"] * 3, "attention"), L),))
+
+            yield spec
+
+
+def schedule(b):
+    """Four runs of equally many layers, 3, 5, 7 and 9 units of 64 wide: 0.5 to 1.5 of the mean."""
+    for D, n in itertools.product((256, 320, 384), (2, 3)):
+        for H, K in heads(D, 64):
+            attention = GroupedAttention(H, K, 64, position=Rope())
+
+            def spec(F, D=D, n=n, attention=attention):
+                kinds = tuple(layer(f"run{w}", attention, Dense(w * F)) for w in (3, 5, 7, 9))
+                return model(b, D, kinds, tuple(Run((kind.name,), n) for kind in kinds))
+
+            yield spec
+
+
 FREE = {"attention_width_ratio": Range(0.75, 1.5), "aspect": Range(1, 1000)}
 SMALL = {"vocab_size": 8192, "tied": True, "multiple": 64}
 REDUCED = {
@@ -244,13 +297,21 @@ REDUCED = {
                     "ffn_width_ratio": Range(1, 8), "mlp_attention_ratio": Range(0.1, 50)},
     }),
     "hybrid": (hybrid, {
-        **SMALL, "tolerance": 0.02, "params": 15_000_000, "mixer": "hybrid", "layout": "3:1",
+        **SMALL, "tolerance": 0.02, "params": 15_000_000, "mixer": "gated-delta",
+        "layout": "3:1",
         "multiple": 128,
         "fixed": {"d_head": 64}, "listed": {"d_model": (256, 384)},
         "bounded": {**FREE, "n_layer": Range(4, 12), "kv_group": Range(1, 2),
                     "ffn_width_ratio": Range(1, 8)},
     }),
 }  # fmt: skip
+REDUCED["schedule"] = (schedule, {
+    **SMALL, "params": 15_000_000, "schedule": "linear-ffn:0.5-1.5", "tolerance": 0.15,
+    "fixed": {"d_head": 64}, "listed": {"d_model": (256, 320, 384)},
+    "bounded": {**FREE, "n_layer": Range(6, 14), "kv_group": Range(1, 2),
+                "ffn_width_ratio": Range(1, 8), "mlp_attention_ratio": Range(0.1, 50)},
+})  # fmt: skip
+REDUCED["mamba"] = (mamba, REDUCED["hybrid"][1] | {"mixer": "mamba2"})
 
 
 def best_width(spec, b):
@@ -272,7 +333,8 @@ def kept(spec, b):
         passed = (read(spec, "top_k") + 1) * width / spec.d_model
         inside = 0.1 <= width / spec.d_model <= 8 and 0.1 <= passed <= 32
         return inside and abs(p.active / b.active - 1) <= b.active_tolerance
-    return 1 <= spec.d_ff / spec.d_model <= 8
+    mean = p.by_part["ffn"] / (3 * spec.d_model * spec.n_layer)  # F, of gated feed-forwards
+    return 1 <= mean / spec.d_model <= 8
 
 
 @pytest.mark.parametrize("kind", REDUCED)
@@ -359,6 +421,172 @@ def test_ranks_are_set_by_rule_unless_asked_for():
     }
 
 
+# ---------------------------------------------------------------- caches and tables
+
+
+def test_a_layout_of_windows_pays_for_its_windows_and_a_sixth_of_the_context():
+    """Of 6 n layers n keep S tokens and 5 n keep w: (1 + 5 w/S)/6 of what a full one keeps."""
+    limits = {"params": 4 * 10**8, "vocab_size": 32_000, "serve_context": 32_768}
+    full, local = budget(**limits), budget(**limits, layout="5:1", window=1024)
+    dims = {"n_layer": 24, "d_model": 1024, "n_head": 16, "n_kv_head": 4, "d_head": 64}
+    one, other = (
+        candidate(vary(next(iter(space(b).families)).spec, **dims, d_ff=4096), b)
+        for b in (full, local)
+    )
+    assert one.kv_bytes_per_token == one.kv_growth == 24 * 2 * 4 * 64 * 2
+    assert other.kv_growth == one.kv_growth
+    assert other.kv_bytes_per_token == one.kv_growth * (1 + 5 * 1024 / 32_768) / 6
+    served = to_json(other)["serve"]
+    assert served["kv_bytes_per_token"] == other.kv_growth
+    assert served["kv_bytes"] == other.kv_bytes_per_token * 32_768
+
+
+def test_a_limit_on_the_cache_of_a_token_counts_what_windows_leave_out():
+    """Shapes that grow by more than the limit keep it at the serving context."""
+    limits = {**KINDS["windows"], "window": 1024, "serve_context": 65_536}
+    front = design(**limits, kv_bytes_per_token=16 * 1024, baselines=())
+    assert front.feasible
+    assert all(kv_cache(c.spec, 1, 65_536).bytes <= 2**30 for c in front.candidates)
+    assert any(c.kv_growth > 16 * 1024 for c in front.candidates)
+
+
+def test_the_table_says_the_width_a_token_passes_and_the_vocabulary(capsys):
+    """Qwen3-30B-A3B passes 8 experts of 768 beside a width of 2048: F/D 3."""
+    front = design(**KINDS["experts"], baselines=("qwen3-30b-a3b",))
+    assert front.baselines[0].shape()["F/D"] == 8 * 768 / 2048
+    for c in front.candidates:
+        d = c.dims()
+        width = d["top_k"] * d["d_expert"] + d.get("d_shared", 0)
+        assert c.shape()["F/D"] == pytest.approx(width / d["d_model"], abs=1e-3)
+    print_front(console(), front_of("vocabularies"), 4)
+    table = capsys.readouterr().out
+    assert "vocab   layers × width" in table
+    assert "32,000 " in table
+    assert "8,192 " in table
+
+
+def test_a_step_of_the_experts_a_token_passes_says_that_it_leaves_the_active_size():
+    chosen = front_of("experts").chosen
+    for near in explain(chosen, "top_k").neighbours:
+        assert any("active size" in text for text in near.breaks)
+
+
+# ---------------------------------------------------------------- mixers with a state
+
+
+def test_a_hybrid_is_searched_with_both_kinds_of_state():
+    names = {name for name, _ in ((f.spec.decoder.kinds[0].name, f) for f in
+                                  space(budget(**KINDS["hybrid"])).families)}  # fmt: skip
+    assert names == {"gated_delta", "mamba2"}
+
+
+@pytest.mark.parametrize("name", ["nemotron-h-8b", "nemotron-h-47b"])
+def test_the_state_of_mamba_is_what_nemotron_h_has(name):
+    """Twice the width in heads of 64 and 8 groups; its state is 128, at 8192 wide 256."""
+    known = catalog.loaded(name).spec
+    front = design(params=7 * 10**9, mixer="mamba2", baselines=())
+    for spec in (known, *(c.spec for c in front.candidates)):
+        d = dimensions(spec)
+        assert d["d_inner"] == 2 * d["d_model"] == 64 * d["n_ssm_head"]
+        assert d["n_group"] == 8
+
+
+def test_heads_with_a_state_split_over_a_node():
+    front = design(params=7 * 10**9, mixer="mamba2", baselines=())
+    assert all(read(c.spec, "n_ssm_head") % 8 == 0 for c in front.candidates)
+
+
+# ---------------------------------------------------------------- encoder-decoders
+
+
+def test_the_structure_of_an_encoder_decoder_is_that_of_t5():
+    """Flan-T5-base, 12 + 12 layers of 768, is 247,577,856 parameters."""
+    (family,) = space(budget(params=25 * 10**7, kind="encoder-decoder", vocab_size=32_128)).families
+    base = vary(family.spec, n_layer=12, n_encoder_layer=12, d_model=768, n_head=12, n_kv_head=12,
+                d_head=64, d_ff=2048)  # fmt: skip
+    assert parameters(base).total == 247_577_856
+    assert hf.read(hf.write(base)).spec == base
+
+
+def test_layers_of_an_encoder_come_in_the_ratio_asked_for():
+    front = design(**{**BESIDE["encoder-decoder"], "listed": {}}, fixed={"encoder_ratio": 3},
+                   baselines=())  # fmt: skip
+    assert front.feasible
+    for c in front.candidates:
+        d = c.dims()
+        assert d["n_encoder_layer"] == 3 * d["n_layer"]
+        assert abs(c.counted.total / 25e7 - 1) <= 0.005
+        assert 42 <= d["d_model"] / ((d["n_layer"] + d["n_encoder_layer"]) / 2) <= 86
+
+
+def test_no_loss_is_claimed_of_an_encoder_decoder(capsys):
+    """No law was fitted to them; what was published of the split is printed (kasai2020)."""
+    front = front_of("encoder-decoder")
+    assert to_json(front.chosen, front.candidates[-1])["loss"] is None
+    assert len(front.groups) == 1
+    assert all(n.loss is None for n in explain(front.chosen, "d_ff").neighbours)
+    assert "NOT-PRICED" in {one["code"] for one in findings(front.chosen)}
+    print_front(console(), front, 4)
+    out = capsys.readouterr().out
+    assert "±: days" in out
+    assert "Δ loss is" not in out
+    assert "34.71" in out
+
+
+def test_a_shallow_decoder_is_faster_and_keeps_less():
+    """24 + 2 layers against 9 + 9: each new token passes the decoder alone (kasai2020)."""
+    rows = price_splits(budget(**{**BESIDE["encoder-decoder"], "listed": {}}))
+    assert len(rows) == 5
+    even, deep = rows[0], rows[-1]
+    assert even.dims()["n_layer"] == even.dims()["n_encoder_layer"]
+    assert deep.dims()["n_encoder_layer"] == 12 * deep.dims()["n_layer"]
+    assert float(deep.decode.value_s) < 0.7 * float(even.decode.value_s)
+    assert deep.kv_bytes_per_token < even.kv_bytes_per_token
+
+
+@pytest.mark.parametrize(
+    "more", [{"mixer": "mla"}, {"active": 10**8}, {"pp": 2}, {"layout": "5:1"}, {"beat": "gpt2"}]
+)
+def test_what_is_not_worked_out_beside_an_encoder_is_refused(more):
+    with pytest.raises(FieldError, match="beside an encoder"):
+        budget(params=10**9, kind="encoder-decoder", **more)
+
+
+# ---------------------------------------------------------------- widths over depth
+
+
+def test_widths_of_a_schedule_go_in_equal_steps_over_equal_runs():
+    """0.5 to 1.5 of the mean in four runs is 3, 5, 7 and 9 sixths."""
+    front = front_of("schedule")
+    for c in front.candidates:
+        widths = [read(replace(c.spec, decoder=replace(c.spec.decoder, layout=(run,))), "d_ff")
+                  for run in c.spec.decoder.layout]  # fmt: skip
+        unit = widths[0] // 3
+        assert widths == [3 * unit, 5 * unit, 7 * unit, 9 * unit]
+        assert len({run.n for run in c.spec.decoder.layout}) == 1
+        assert c.dims()["d_ff"] == 6 * unit
+        assert 2 <= 6 * unit / c.spec.d_model <= 5.4
+    (told,) = (axis.why for axis in front.axes if axis.name == "schedule")
+    assert "the loss does not see it" in told
+
+
+SCHEDULES = [
+    ({"schedule": "linear:0.5-1.5"}, "linear-ffn:0.5-1.5"),
+    ({"schedule": "linear-ffn:0.5"}, "linear-ffn:0.5-1.5"),
+    ({"schedule": "linear-ffn:a-b"}, "no number"),
+    ({"schedule": "linear-ffn:0-2"}, "outside 0.1 to 10"),
+    ({"schedule": "linear-ffn:0.501-1.5"}, "too fine"),
+    ({"schedule": "linear-ffn:0.5-1.5", "mixer": "mla"}, "mixer mla"),
+    ({"schedule": "linear-ffn:0.5-1.5", "fixed": {"d_ff": 4096}}, "several widths"),
+]
+
+
+@pytest.mark.parametrize(("given", "says"), SCHEDULES)
+def test_a_schedule_that_makes_no_sense_is_one_line(given, says):
+    with pytest.raises(FieldError, match=says):
+        budget(params=10**9, **given)
+
+
 # ---------------------------------------------------------------- legality
 
 
@@ -427,7 +655,7 @@ def test_flops_count_what_a_token_passes():
 
 
 WRONG = [
-    ({"params": 10**9, "mixer": "mlp"}, "mixer", "use gqa, mla, hybrid"),
+    ({"params": 10**9, "mixer": "mlp"}, "mixer", "use gqa, mla, hybrid, gated-delta, mamba2"),
     ({"params": 10**9, "layout": "5-1"}, "layout", "5:1"),
     ({"params": 10**9, "layout": "5:1", "mixer": "mla"}, "layout", "latent attention is full"),
     ({"params": 10**9, "window": 512}, "window", "give a layout"),

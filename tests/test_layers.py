@@ -10,7 +10,7 @@ import scantling
 ROOT = pathlib.Path(scantling.__file__).parent
 
 LINES = [
-    {"units", "errors", "arith", "sources", "quantity", "executor", "data"},
+    {"units", "errors", "arith", "sources", "quantity", "executor", "messages", "data"},
     {"spec"},
     {"ops"},
     {"formats"},

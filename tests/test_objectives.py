@@ -39,7 +39,7 @@ def feasible(b):
     tried = space(b)
     for part in tried.chunks(10**9):
         family = tried.families[part.index]
-        counted = count(family, forms(family, b.kv_dtype), part.index, part.row, part.depth, b)
+        counted = count(family, forms(family, b), part.index, part.row, part.depth, b)
         masks = feasibility(counted, b)
         keep = np.flatnonzero(np.logical_and.reduce([masks[n] for n in masks if n != KV_LIMIT]))
         if len(keep):

@@ -117,6 +117,14 @@ def test_a_larger_vocabulary_resizes_and_its_new_rows_start_anew():
     assert sum(line.parameters for line in found.unfilled) == 2 * (128320 - 128256) * 4096
 
 
+def test_a_tied_table_that_does_not_fit_starts_anew_once():
+    found = compare({"model_type": "albert"}, {"model_type": "bert"}, weights=True)["weights"]
+
+    bert = sum(int(t.size()) for t in tensors(hf.read({"model_type": "bert"}).spec) if not t.alias)
+    assert 0 <= found["load"]["filled_share"] < 0.01
+    assert bert - 30_522 < found["load"]["unfilled"]["parameters"] <= bert
+
+
 def test_a_padded_vocabulary_of_megatron_loads_by_resizing():
     """Public case PL-09: 32,000 tokens and 2 more are padded to 32,256 at tensor parallel 2."""
     one = case("pl-09")

@@ -112,7 +112,7 @@ def test_tensorrt_llm_runs_on_one_vendors_chips():
     found = support(catalog.model("llama-3.1-8b"), "mi300x")["runtimes"]
 
     assert found["tensorrt-llm"]["takes"] == "no"
-    assert found["sglang"]["takes"] != "no"
+    assert found["sglang"]["heads"][0]["verdict"] == "unknown"  # its kernels for AMD are untold
 
 
 def test_llama_8b_runs_everywhere_on_an_h100():

@@ -8,6 +8,7 @@ from typing import Any
 
 from scantling.claims.records import Claim
 from scantling.claims.registry import Checked, check
+from scantling.costs.depth import published_depths
 from scantling.laws import Features, law
 from scantling.laws.optimum import Spending, compute_optimal, shaped
 from scantling.laws.vocabulary import TIE_ABOVE, best_for_compute
@@ -33,9 +34,9 @@ def critical_depth(_: Claim) -> Checked:
             - one.loss(Features(body=far, total=far, width=width, depth=2 * depth, tokens=3e11))
         )
 
-    forms: dict[str, Callable[[float], float]] = {
-        "long_form": lambda w: 5 * math.log2(w),
-        "short_form": lambda w: 2.43 * math.log(w),
+    forms: dict[str, Callable[[int], float]] = {
+        "long_form": lambda w: published_depths(w).log2,
+        "short_form": lambda w: published_depths(w).ln,
     }
     gains = {
         (form, width): [gain(name, width, at(width)) for name in SHAPED_LAWS]

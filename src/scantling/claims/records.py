@@ -41,7 +41,8 @@ class Claim(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         said: The claim's own numbers, which it compares.
         numbers: What it returns, to half a percent; typed from the audit, never from a run of it.
         measured: Read off public tables of runs; a test reads them again.
-        to_be_confirmed: The evidence is memory alone: no rule rests on it.
+        to_be_confirmed: It rests on memory or common knowledge, and its source was not read
+            again: no rule rests on it.
     """
 
     id: str

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from scantling.arith import ceil_div, log2, round_up
+from scantling.arith import ceil_div, round_up
 from scantling.catalog import loaded
 from scantling.claims.plain import named, slot
 from scantling.claims.records import Claim
@@ -13,9 +13,11 @@ from scantling.claims.registry import Checked, check, decide, judge
 from scantling.costs.alignment import power_of_two
 from scantling.costs.blocks import shard
 from scantling.costs.count import parameters
+from scantling.costs.depth import published_depths
 from scantling.costs.ranks import padded_vocab
 from scantling.errors import FieldError
 from scantling.formats import hf
+from scantling.rules.setting import facts
 from scantling.spec.relations import head_fit
 
 
@@ -90,7 +92,7 @@ def depth_limit(one: Claim) -> Checked:
     numbers = {}
     for name in (*one.given["blamed"], *one.given["praised"]):
         spec = named(name)
-        numbers[f"{slot(name)}_limit"] = float(5 * log2(spec.d_model))
+        numbers[f"{slot(name)}_limit"] = published_depths(int(spec.d_model)).log2
         numbers[f"{slot(name)}_layers"] = float(spec.n_layer)
     broken = all(
         numbers[f"{slot(m)}_layers"] > numbers[f"{slot(m)}_limit"] for m in one.given["praised"]
@@ -102,19 +104,15 @@ def depth_limit(one: Claim) -> Checked:
 def critical_depth_of(one: Claim) -> Checked:
     """5 log2 D of a model, which is what the number was said to come from, and two other forms."""
     width = dimension(one.given["model"], "d_model")
-    return judge(
-        one,
-        {
-            "depth": float(5 * log2(width)), "short_form": 2.43 * math.log(width),
-            "power_form": 16 * (width / 512) ** 0.44,
-        },
-    )  # fmt: skip
+    limits = published_depths(int(width))
+    numbers = {"depth": limits.log2, "short_form": limits.ln, "power_form": limits.power}
+    return judge(one, numbers)
 
 
 @check("levine")
 def levine(one: Claim) -> Checked:
     """D = exp(a + b L) at depths, the depths of widths, and log3 D, which theory says instead."""
-    a, b = one.given["a"], one.given["b"]
+    a, b = facts()["levine"]["a"], facts()["levine"]["b"]
     numbers = {f"width_{n}": math.exp(a + b * n) for n in one.given["depths"]}
     numbers |= {f"depth_{n}": (math.log(n) - a) / b for n in one.given["widths"]}
     numbers |= {f"theory_{n}": math.log(n, 3) for n in one.given["widths"]}

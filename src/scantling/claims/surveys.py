@@ -21,7 +21,7 @@ SURVEY = (
     "gemma-3-27b", "smollm3-3b", "llama-4-scout", "llama-4-maverick", "nemotron-h-8b",
     "nemotron-3-nano-30b-a3b",
 )  # fmt: skip
-"""24 of the 26 open models of 2025 in the audit's survey; OLMo 3 is not in the catalogue."""
+"""24 of the 26 recent open models of the audit's survey; OLMo 3 is not in the catalogue."""
 
 
 @functools.cache

@@ -11,6 +11,7 @@ import click
 
 from scantling import __version__
 from scantling.errors import ScantlingError
+from scantling.messages import LANGUAGES, in_language, language, use_language
 
 VERBS = {
     "design": ("scantling.cli.design", "From a budget to the shapes worth training."),
@@ -23,10 +24,12 @@ VERBS = {
     "export": ("scantling.cli.export", "Write a model as config of another tool."),
     "validate": ("scantling.cli.validate", "Predictions against public tables: every error."),
     "calibrate": ("scantling.cli.calibrate", "Measure this machine, write a chip file."),
-    "models": ("scantling.cli.catalogue", "The named models."),
+    "lab": ("scantling.cli.lab", "Experiments with real training, on this machine."),
+    "models": ("scantling.cli.catalogue", "The named models; what they chose over the years."),
     "chips": ("scantling.cli.catalogue", "The chips, with sources."),
     "claims": ("scantling.cli.claims", "What is said of dimensions, and what is right."),
     "rules": ("scantling.cli.lint", "The rules of lint, each with its page."),
+    "glossary": ("scantling.cli.glossary", "What the words mean, in English and Chinese."),
     "laws": ("scantling.cli.laws", "The laws; fit one to your runs, evaluate one."),
 }
 """Each verb with its module, imported when the verb is used, and its line of help."""
@@ -44,7 +47,7 @@ class Verbs(click.Group):
         if name not in VERBS:
             return None
         found: click.Command = getattr(import_module(VERBS[name][0]), name)
-        return found
+        return speaking(found)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         """The list of verbs in ``--help``, without importing them."""
@@ -62,6 +65,64 @@ class Verbs(click.Group):
         return super().resolve_command(ctx, args)
 
 
+def _choose(ctx: click.Context, param: click.Parameter, value: str | None) -> None:  # noqa: ARG001
+    if value is not None:
+        use_language(value)
+
+
+class Telling(click.HelpFormatter):
+    """Help whose headings are told in the language, too."""
+
+    def write_usage(self, prog: str, args: str = "", prefix: str | None = None) -> None:
+        """The line of usage."""
+        super().write_usage(prog, args, in_language("Usage:") + " " if prefix is None else prefix)
+
+    def write_heading(self, heading: str) -> None:
+        """A heading: ``Options``."""
+        super().write_heading(in_language(heading))
+
+    def write_text(self, text: str) -> None:
+        """Paragraphs, each of which the catalogue has as one line."""
+        if language() != "en":
+            lines = (" ".join(part.split()) for part in text.split("\n\n"))
+            text = "\n\n".join(in_language(line) for line in lines)
+        super().write_text(text)
+
+    def write_dl(self, rows: Any, *more: Any, **options: Any) -> None:
+        """Options and verbs with their line."""
+        super().write_dl([(name, in_language(text)) for name, text in rows], *more, **options)
+
+
+class Spoken(click.Context):
+    """A context whose help is ``Telling``."""
+
+    formatter_class = Telling
+
+
+def speaking(command: click.Command) -> click.Command:
+    """A command that takes ``--lang``, as do those below it, and tells its help in the language."""
+    if not any(p.name == "lang" for p in command.params):
+        told = "Language of what people read; JSON is never translated."
+        command.params.append(
+            click.Option(["--lang"], metavar="|".join(LANGUAGES), expose_value=False,
+                         is_eager=True, callback=_choose, help=told)
+        )  # fmt: skip
+    if isinstance(command, click.Group) and not isinstance(command, Verbs):
+        for below in command.commands.values():
+            speaking(below)
+    command.context_class = Spoken
+    return command
+
+
+def _first_language(words: list[str]) -> None:
+    """The language before anything is read, so that ``--help`` and errors are told in it."""
+    for i, word in enumerate(words):
+        name = word.partition("=")[2] if word.startswith("--lang=") else None
+        name = words[i + 1] if word == "--lang" and i + 1 < len(words) else name
+        if name is not None:
+            use_language(name)
+
+
 @click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="scantling")
 def group() -> None:
@@ -76,16 +137,18 @@ def group() -> None:
 def main() -> None:
     """Run the command line; an error is one line and exit status 2."""
     try:
+        _first_language(sys.argv[1:])
+        speaking(group)
         status = group(standalone_mode=False)
         sys.stdout.flush()
     except ScantlingError as error:
-        click.echo(f"error: {error}", err=True)
+        click.echo(in_language(f"error: {error}"), err=True)
         sys.exit(2)
     except click.ClickException as error:
-        click.echo(f"error: {error.format_message()}", err=True)
+        click.echo(in_language(f"error: {error.format_message()}"), err=True)
         sys.exit(2)
     except click.Abort:
-        click.echo("stopped", err=True)
+        click.echo(in_language("stopped"), err=True)
         sys.exit(130)
     except BrokenPipeError:  # the reader has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

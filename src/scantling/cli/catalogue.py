@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import click
 import msgspec
 
-from scantling.cli.options import as_json, show_json
+from scantling.cli.lint import setting_options
+from scantling.cli.options import COUNT, ListFirst, as_json, show_json
 from scantling.units import bytes_text
 
 names = click.argument("names", nargs=-1, metavar="[NAME…]")
 
 
-@click.command()
+@click.group(cls=ListFirst, invoke_without_command=False)
+def models() -> None:
+    """The named models, and what they chose over the years.
+
+    ``scantling models [NAME…]`` lists them, with configs and sources of those that are named.
+    """
+
+
+@models.command("list")
 @names
 @click.option("--type", "model_type", help="Only this Hugging Face model type.")
 @click.option("--depth", is_flag=True, help="Each model's depth against the published limits, and "
               "the share of models beyond.")  # fmt: skip
 @as_json
-def models(names: tuple[str, ...], model_type: str | None, depth: bool, as_json: bool) -> int:
+def listing(names: tuple[str, ...], model_type: str | None, depth: bool, as_json: bool) -> int:
     """The named models, or some of them with their configs and sources."""
     from scantling import catalog
     from scantling.report import text
@@ -60,6 +70,65 @@ def models(names: tuple[str, ...], model_type: str | None, depth: bool, as_json:
     if not chosen:
         out.print(f"no model of the catalogue has the type {model_type}")
     return 0 if chosen else 1
+
+
+@models.command("stats")
+@click.option("--since", type=int, metavar="YEAR", help="First year of release.")
+@click.option("--least", type=COUNT, metavar="PARAMS", help="Fewest parameters: 1B.")
+@click.option("--most", type=COUNT, metavar="PARAMS", help="Most parameters.")
+@click.option("--kind", help="Only dense, or moe.")
+@click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE.svg",
+              help="Draw it (extra plot).")  # fmt: skip
+@click.option("--rules", "rules_", is_flag=True, help="The share of models that follow each rule "
+              "of lint, under the setting given.")  # fmt: skip
+@click.option("--select", multiple=True, metavar="CODE,…", help="With --rules: only these, also "
+              "those that all follow.")  # fmt: skip
+@setting_options
+@as_json
+def stats(since: int | None, least: int | None, most: int | None, kind: str | None,
+          plot: Path | None, select: tuple[str, ...], rules_: bool,
+          as_json: bool, **given: Any) -> int:  # fmt: skip
+    """What real models do: dimensions, layouts and rules followed, by year of release.
+
+    Examples: scantling models stats --least 3B --most 15B --plot trends.svg
+
+    scantling models stats --rules --tp 8 --runtime vllm --gpu h100-sxm
+    """
+    from scantling.errors import FieldError
+    from scantling.report import text, trends, trends_text
+
+    asked = {name: value for name, value in given.items() if value is not None}
+    rules_ = rules_ or bool(select)
+    if asked and not rules_:
+        raise FieldError(f"--{min(asked)}", asked[min(asked)], "is about rules", "add --rules")
+    if plot is not None:
+        from scantling.report.figure import check_path
+
+        check_path(plot)
+    found = trends.selected(since, least, most, kind)
+    rows = _followed(found, select, asked) if rules_ else None
+    if plot is not None and found:
+        from scantling.report.trends_figure import save_trends
+
+        click.echo(f"wrote {save_trends(found, plot)}", err=True)
+    if as_json:
+        show_json(trends_text.trends_json(found, rows))
+    elif not found:
+        click.echo("no model of the catalogue is like that")
+    elif rows is None:
+        trends_text.print_trends(text.console(), found)
+    else:
+        trends_text.print_followed(text.console(), rows, every=bool(select))
+    return 0 if found else 1
+
+
+def _followed(found: Any, select: tuple[str, ...], asked: dict[str, Any]) -> Any:
+    from scantling.report.trends import followed
+    from scantling.rules import select as chosen
+    from scantling.rules import setting
+
+    codes = [part for text in select for part in text.split(",") if part.strip()]
+    return followed(chosen(codes), found, setting(**asked))
 
 
 @click.command()

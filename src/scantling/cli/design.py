@@ -31,12 +31,10 @@ def design(**given: Any) -> int:
     from scantling import search
     from scantling.report import design_more
 
-    if given["list_legal"]:
-        return _list_legal(given)
-    if given["backtest"] is not None:
-        return _backtest(given["backtest"], given["tokens"], as_json=given["as_json"])
-    if given["prior"] == "list":
-        return _list_priors(given)
+    for asked, answer in ((given["list_legal"], _list_legal), (given["backtest"], _backtest),
+                          (given["prior"] == "list", _list_priors)):  # fmt: skip
+        if asked:
+            return answer(given)
     limits = read_limits(given)
     ask = design_more.Ask(
         explain=given["explain"], task=given["task"], like=given["like"], origin=given["origin"],
@@ -130,12 +128,14 @@ def _list_priors(given: dict[str, Any]) -> int:
     return 0
 
 
-def _backtest(name: str, tokens: int | None, *, as_json: bool) -> int:
+def _backtest(given: dict[str, Any]) -> int:
     from scantling.report.backtest import backtest_json, backtest_lines
     from scantling.search.backtest import backtest
 
-    verdict, others = backtest(name, tokens)
-    if as_json:
+    if sys.stderr.isatty():
+        click.echo("pricing every legal shape of this size, up to half a minute ...", err=True)
+    verdict, others = backtest(given["backtest"], given["tokens"])
+    if given["as_json"]:
         show_json(backtest_json(verdict, len(others.rows)))
     else:
         click.echo("\n".join(backtest_lines(verdict, len(others.rows))))

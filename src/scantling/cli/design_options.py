@@ -34,8 +34,12 @@ def limits(function: F) -> F:
         click.option("--moe", is_flag=True,
                      help="A mixture of experts; --dense, the default, is none."),
         click.option("--dense", is_flag=True, help="Dense feed-forwards."),
-        click.option("--mixer", help="gqa (unless said), mla or hybrid."),
+        click.option("--kind", help="decoder (unless said) or encoder-decoder; its depths split by "
+                     "--fix encoder_ratio=1,2,12."),
+        click.option("--mixer", help="gqa (unless said), mla, hybrid (states of both kinds), "
+                     "gated-delta or mamba2."),
         click.option("--layout", help="full, or local to global layers: 5:1."),
+        click.option("--schedule", help="Feed-forward widths over depth: linear-ffn:0.5-1.5."),
         click.option("--window", type=CONTEXT, help="Window of the local layers: 1024."),
         click.option("--tied", is_flag=True, help="Tie embeddings and head."),
         click.option("--untied", is_flag=True, help="Do not tie them."),
@@ -64,7 +68,7 @@ def limits(function: F) -> F:
         click.option("--prior", help="A shape prior of the field, by name; list lists them."),
         click.option("--beat", metavar="MODEL", help="A model whose loss the shapes must reach."),
         click.option("--kv-bytes-per-token", type=BYTES,
-                     help="Largest KV cache of a token: 128KiB."),
+                     help="Largest KV cache of a sequence at its context, a token: 128KiB."),
         click.option("--tpot", type=SECONDS, help="Longest time per output token: 10ms."),
         click.option("--fix", multiple=True, metavar="FIELD=V",
                      help="Fix an axis: --fix d_head=128, "
@@ -152,9 +156,9 @@ def read_limits(given: dict[str, Any]) -> dict[str, Any]:
 
 PASSED = (
     "serve_batch", "tolerance", "tp", "days", "gpu_hours", "kv_bytes_per_token",
-    "multiple", "dtype", "kv_dtype", "law", "active", "mixer", "layout", "window",
-    "unique_tokens", "memory", "kv_bytes", "serve_gpus", "price", "cost_per_million", "pp", "ep",
-    "quant", "runtime", "equal", "prior", "beat",
+    "multiple", "dtype", "kv_dtype", "law", "active", "kind", "mixer", "layout", "window",
+    "schedule", "unique_tokens", "memory", "kv_bytes", "serve_gpus", "price", "cost_per_million",
+    "pp", "ep", "quant", "runtime", "equal", "prior", "beat",
 )  # fmt: skip
 """Limits of a budget whose option has their own name."""
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from scantling.cli.options import CONTEXT, COUNT, as_json, show_json
+from scantling.cli.options import CONTEXT, COUNT, F, as_json, show_json
 from scantling.errors import FieldError, ScantlingError
 
 if TYPE_CHECKING:
@@ -18,25 +18,34 @@ SETTING = ("gpu", "gpus", "tp", "pp", "ep", "cp", "runtime", "quant", "dtype", "
            "phase")  # fmt: skip
 
 
+def setting_options(function: F) -> F:
+    """Where a model is to run: the options that make a ``rules.Setting``."""
+    for option in (
+        click.option("--phase", help="train or serve; rules of both without."),
+        click.option("--batch", type=COUNT, help="Sequences; micro-batches of a training step."),
+        click.option("--context", type=CONTEXT, help="Tokens of a sequence: 8k is 8192."),
+        click.option("--dtype", help="What is computed in: bf16, fp16, fp8, mxfp8, nvfp4."),
+        click.option("--quant", help="Scheme of the weights: fp8-block, awq-int4, q4_k_m, …"),
+        click.option("--runtime", help="vllm, sglang, tensorrt-llm, llama.cpp, transformers, flex, "
+                     "megatron, torchtitan, ulysses, deepep, cublas-10, …"),
+        click.option("--cp", type=COUNT, help="Context-parallel degree."),
+        click.option("--ep", type=COUNT, help="Ranks that whole experts are spread over."),
+        click.option("--pp", type=COUNT, help="Pipeline stages."),
+        click.option("--tp", type=COUNT, help="Tensor-parallel degree."),
+        click.option("--gpus", type=COUNT, help="Chips in all."),
+        click.option("--gpu", help="Chip (scantling chips)."),
+    ):  # fmt: skip
+        function = option(function)
+    return function
+
+
 def _split(texts: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(part.strip() for text in texts for part in text.split(",") if part.strip())
 
 
 @click.command()
 @click.argument("models", nargs=-1, metavar="MODEL…")
-@click.option("--gpu", help="Chip (scantling chips).")
-@click.option("--gpus", type=COUNT, help="Chips in all.")
-@click.option("--tp", type=COUNT, help="Tensor-parallel degree.")
-@click.option("--pp", type=COUNT, help="Pipeline stages.")
-@click.option("--ep", type=COUNT, help="Ranks that whole experts are spread over.")
-@click.option("--cp", type=COUNT, help="Context-parallel degree.")
-@click.option("--runtime", help="vllm, sglang, tensorrt-llm, llama.cpp, transformers, flex, "
-              "megatron, torchtitan, ulysses, deepep, cublas-10, …")  # fmt: skip
-@click.option("--quant", help="Scheme of the weights: fp8-block, awq-int4, q4_k_m, …")
-@click.option("--dtype", help="What is computed in: bf16, fp16, fp8, mxfp8, nvfp4.")
-@click.option("--context", type=CONTEXT, help="Tokens of a sequence: 8k is 8192.")
-@click.option("--batch", type=COUNT, help="Sequences; micro-batches of a training step.")
-@click.option("--phase", help="train or serve; rules of both without.")
+@setting_options
 @click.option("--select", multiple=True, metavar="CODE,…", help="Only these rules: codes, "
               "prefixes (SC1), names.")  # fmt: skip
 @click.option("--ignore", multiple=True, metavar="CODE,…", help="Not these.")

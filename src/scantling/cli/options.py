@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import click
 
 from scantling.errors import FieldError, ScantlingError
+from scantling.messages import in_language
 from scantling.spec import Spec, check, vary
 from scantling.units import parse_bytes, parse_context, parse_count, parse_seconds
 
@@ -119,7 +120,7 @@ def each(models: tuple[str, ...], one: Callable[..., int], given: dict[str, Any]
             if len(models) == 1:
                 raise
             status = 2
-            click.echo(f"error: {name}: {error}", err=True)
+            click.echo(in_language(f"error: {name}: {error}"), err=True)
     return status
 
 

@@ -7,7 +7,7 @@ multiply-add; see ``forward_flops``.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from msgspec import Struct
 
@@ -196,11 +196,30 @@ def solve_width(spec: Spec, total: Dim, multiple: Dim = 1, field: str = "d_ff") 
         >>> solve_width(catalog.model("llama-3.1-8b"), 8_030_261_248, 128)
         14336
     """
+    return width_line(spec, field).width(total, multiple)
+
+
+class WidthLine(NamedTuple):
+    """The parameters of a model as a line over one of its widths, N(F) = base + F slope."""
+
+    base: Dim
+    slope: Dim
+
+    def total(self, width: Dim) -> Dim:
+        """The parameters at a width."""
+        return self.base + width * self.slope
+
+    def width(self, total: Dim, multiple: Dim = 1) -> Dim:
+        """The multiple nearest to a total, at least one."""
+        step = self.slope * multiple
+        steps = (2 * (total - self.base) + step) // (2 * step)
+        return maximum(steps, 1) * multiple  # type: ignore[no-any-return]
+
+
+def width_line(spec: Spec, field: str = "d_ff") -> WidthLine:
+    """N(0) and N(1) − N(0), which give the parameters at every width."""
     base = parameters(vary(spec, **{field: 0})).total
-    slope = parameters(vary(spec, **{field: 1})).total - base
-    step = slope * multiple
-    steps = (2 * (total - base) + step) // (2 * step)
-    return maximum(steps, 1) * multiple  # type: ignore[no-any-return]
+    return WidthLine(base, parameters(vary(spec, **{field: 1})).total - base)
 
 
 def attention_parameters(p: Parameters) -> Dim:
@@ -226,4 +245,5 @@ __all__ = [
     "mlp_parameters",
     "parameters",
     "solve_width",
+    "width_line",
 ]

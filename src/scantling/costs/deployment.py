@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator, Sequence
 from typing import Literal
@@ -281,16 +282,22 @@ def head_notes(spec: Spec, chip: Chip) -> tuple[str, ...]:
     return tuple(found)
 
 
+@functools.cache
+def _common_heads() -> dict[str, int]:
+    found: dict[str, int] = read_data("quantization.toml")["heads"]
+    return found
+
+
 def common(d_key: int) -> bool:
     """Whether a head width lies in the range that most kernels take."""
-    limits = read_data("quantization.toml")["heads"]
+    limits = _common_heads()
     return bool(limits["least"] <= d_key <= limits["most"])
 
 
 def width_note(chip: Chip, d_key: int, d_value: int | None = None) -> str:
     """What is to be said of a head width that no kernel of the table takes as it is on a chip."""
     value = d_key if d_value is None else d_value
-    limits = read_data("quantization.toml")["heads"]
+    limits = _common_heads()
     shown = str(d_key) if value == d_key else f"{d_key} with values of {value}"
     parts = []
     if not common(d_key):

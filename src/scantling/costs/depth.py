@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from scantling.sources import read_data
 
@@ -33,11 +34,17 @@ def published_depths(d_model: int) -> DepthLimits:
         >>> [round(x, 1) for x in published_depths(12288)]  # GPT-3, 96 layers
         [64.8, 67.9, 22.9]
     """
-    told = read_data("rules.toml")["depth"]
+    told = _told()
     a, b, c = told["power"]
     width = max(int(d_model), 2)
     return DepthLimits(a * (width / b) ** c, told["log2"] * math.log2(width),
                        told["ln"] * math.log(width))  # fmt: skip
+
+
+@functools.cache
+def _told() -> dict[str, Any]:
+    found: dict[str, Any] = read_data("rules.toml")["depth"]
+    return found
 
 
 __all__ = ["DepthLimits", "published_depths"]

@@ -105,7 +105,7 @@ def transfer(a: Spec, b: Spec, type_a: str = "", type_b: str = "") -> Transfer:
     for place, t in want.items():
         lacking = 0 if t.alias else t.copies - min(filled.get(place, 0), t.copies)
         like = have.get(place)
-        if like is not None and not lacking and t.shape[0] > like.shape[0]:  # rows are added
+        if like is not None and place in filled and t.shape[0] > like.shape[0]:  # rows added
             fresh = replace(t, shape=(t.shape[0] - like.shape[0], *t.shape[1:]), copies=1)
             left.add(place, "resizes", fresh, like.shape, t.copies, called_b.get(place))
         elif lacking:

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from scantling.errors import FieldError
 from scantling.lab.corpus import BLOCKS, SHARES, Corpus, corpus, cuts
-from scantling.laws.measured_text import parts as parts_of
 from scantling.lab.tasks import TASKS, Task, generated, sums
+from scantling.laws.measured_text import parts as parts_of
 from scantling.units import parse_count
 
 BATCH, CONTEXT = 16, 128
@@ -34,7 +34,7 @@ Numbers = NDArray[np.uint16]
 class Windows:
     """The stretches of a slice, which windows of tokens never leave."""
 
-    tokens_N: Numbers
+    tokens: Numbers
     starts: NDArray[np.int64]
     """Where each window of T + 1 tokens begins, without overlap of what is predicted."""
 
@@ -72,12 +72,12 @@ class TextTask:
     vocab_size: int
     hash: str
     slices: dict[str, Windows] = field(repr=False)
-    token_bytes_V: Tensor | None = field(repr=False)
+    token_bytes: Tensor | None = field(repr=False)
     bytes_per_token: float | None
     floor_bits_per_byte: float | None = None
 
     @property
-    def unique_tokens(self) -> int:
+    def unique_tokens(self) -> float:
         """Tokens of the training part that are predicted."""
         return len(self.slices["train"].starts) * self.context
 
@@ -101,7 +101,7 @@ class TextTask:
     def _cut(self, name: str, chosen: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
         one = self.slices[name]
         at_BU = one.starts[chosen][:, None] + np.arange(self.context + 1)
-        whole_BU = torch.from_numpy(one.tokens_N[at_BU].astype(np.int64))
+        whole_BU = torch.from_numpy(one.tokens[at_BU].astype(np.int64))
         return whole_BU[:, :-1], whole_BU[:, 1:]
 
     def evaluate(self, model: nn.Module, held: str = "report") -> dict[str, float | None]:
@@ -116,7 +116,7 @@ class TextTask:
             self._cut(held, spread[i : i + self.batch_size])
             for i in range(0, judged, self.batch_size)
         )
-        return sums(model, batches, self.token_bytes_V)
+        return sums(model, batches, self.token_bytes)
 
 
 def task(
@@ -204,7 +204,7 @@ def of_corpus(text: Corpus, batch: int, context: int, tokenizer: str = "bytes") 
     n_train = sum(len(p) for p in tokens["train"])
     found = TextTask(
         name=text.name, tokenizer=tokenizer, batch_size=batch, context=context,
-        vocab_size=len(token_bytes_V), token_bytes_V=token_bytes_V,
+        vocab_size=len(token_bytes_V), token_bytes=token_bytes_V,
         hash=hashlib.sha256(f"{text.hash} {tokenizer}".encode()).hexdigest(),
         slices={name: windows(p, context) for name, p in tokens.items()},
         bytes_per_token=sum(map(len, parts["train"])) / max(n_train, 1),
@@ -218,12 +218,13 @@ def _long_enough(one: TextTask, n_train: int) -> TextTask:
     need = one.batch_size * (one.context + 1)
     if len(one.slices["train"].starts) < one.batch_size:
         raise FieldError("data", one.name, f"has {n_train:,} tokens to train on, fewer than the "
-                         f"{need:,} of one batch", "give more text, or lower batch or context")  # fmt: skip
+                         f"{need:,} of one batch",
+                         "give more text, or lower batch or context")  # fmt: skip
     for name in ("choose", "report"):
         if not len(one.slices[name].starts):
-            longest = len(one.slices[name].tokens_N) // BLOCKS
+            longest = len(one.slices[name].tokens) // BLOCKS
             raise FieldError("data", one.name, f"has no {one.context + 1:,} tokens on end to judge "
-                             f"on: about {longest:,} of each twentieth are held back to {name}",
+                             f"on: {longest:,} of each twentieth are held back to {name}",
                              "give more text, or lower context")  # fmt: skip
     return one
 
@@ -293,7 +294,7 @@ def _numbered(path: Path, batch: int, context: int, bytes_per_token: float | Non
     known = None if bytes_per_token is None else torch.full((vocab_size,), bytes_per_token)
     found = TextTask(
         name=path.name, tokenizer="numbers", batch_size=batch, context=context,
-        vocab_size=vocab_size, hash=hashlib.sha256(data).hexdigest(), token_bytes_V=known,
+        vocab_size=vocab_size, hash=hashlib.sha256(data).hexdigest(), token_bytes=known,
         slices={name: windows(p, context) for name, p in parts.items()},
         bytes_per_token=bytes_per_token,
     )  # fmt: skip

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import functools
-from importlib.resources import files
+from importlib.resources import as_file, files
 
-import msgspec
 import torch
 
 from scantling.calibrate.predict import recipe_of
@@ -13,6 +12,7 @@ from scantling.costs.memory import training_memory
 from scantling.costs.train import Estimate, training_step
 from scantling.errors import FieldError, UnknownNameError
 from scantling.hardware import Chip, chip, cluster
+from scantling.hardware.chip_file import read_chip
 from scantling.spec import Spec
 from scantling.spec.plan import Plan
 from scantling.units import bytes_text
@@ -26,21 +26,22 @@ def reference() -> Chip:
         >>> reference().rate("fp32") > 1e9
         True
     """
-    text = (files("scantling.data") / "reference_cpu.toml").read_bytes()
-    return msgspec.toml.decode(text, type=Chip)
+    with as_file(files("scantling.data") / "reference_cpu.toml") as path:
+        return read_chip(path)
 
 
 def chip_of(device: torch.device, named: str | None = None) -> Chip | None:
     """The chip that predictions are made for.
 
     Args:
-        device: Where the run is; a GPU tells its name, a CPU is taken for the reference.
+        device: Where the run is; a GPU tells its name, one thread of a CPU is taken for the
+            reference, of several nothing is known.
         named: A chip's name or its file, as ``calibrate`` writes it.
     """
     if named is not None:
         return chip(named)
     if device.type != "cuda":
-        return reference()
+        return reference() if torch.get_num_threads() == 1 else None
     try:
         return chip(torch.cuda.get_device_name(device))
     except UnknownNameError:
@@ -63,9 +64,7 @@ def step_seconds(
     return training_step(spec, plan, recipe_of(dtype), context, place).step
 
 
-def check_memory(
-    spec: Spec, batch: int, context: int, dtype: str, device: torch.device
-) -> None:
+def check_memory(spec: Spec, batch: int, context: int, dtype: str, device: torch.device) -> None:
     """Refuse what cannot fit before it is built.
 
     Raises:

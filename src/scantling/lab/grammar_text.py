@@ -44,8 +44,8 @@ class Grammar:
         FieldError: If a number is below 1, or there are fewer words than rules.
 
     Example:
-        >>> Grammar().text(54).decode()
-        'vemo\\nveza dira vagi\\nvemo\\nvemo\\nvemo\\nvemo\\nveza dira vagi'
+        >>> Grammar().text(50).decode().splitlines()
+        ['suva tizo mili', 'nesogu gudula deteta', 'suva tizo tuta']
     """
 
     seed: int = 0

@@ -54,6 +54,13 @@ class Weight(Struct, frozen=True):
     tensor: Tensor
 
 
+def cross_entropy(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
+    """Mean cross entropy in nats of the targets that count."""
+    return functional.cross_entropy(
+        logits_BTV.flatten(0, -2), targets_BT.flatten(), ignore_index=IGNORED
+    )
+
+
 def _module(module: Any, d_model: int, numerics: Numerics, *, first: bool) -> nn.Module:
     if isinstance(module, GroupedAttention):
         return Grouped(module, d_model, numerics, first=first)
@@ -364,10 +371,7 @@ class Decoder(nn.Module):
 
     def loss(self, tokens_BT: Tensor, targets_BT: Tensor, source: Tensor | None = None) -> Tensor:
         """Mean cross entropy of the next token in nats; targets of −100 do not count."""
-        logits_BTV = self(tokens_BT, source=source)
-        return functional.cross_entropy(
-            logits_BTV.flatten(0, -2), targets_BT.flatten(), ignore_index=IGNORED
-        )
+        return cross_entropy(self(tokens_BT, source=source), targets_BT)
 
     def groups(
         self, lr: float, weight_decay: float = 0.0, epsilon: float = 1e-8

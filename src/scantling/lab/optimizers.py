@@ -91,7 +91,8 @@ def orthogonal(gradient: Tensor) -> Tensor:
     for _ in range(ITERATIONS):
         gram = x @ x.mT
         x = a * x + (b * gram + c * gram @ gram) @ x
-    return x.mT if tall else x
+    turned_back: Tensor = x.mT if tall else x
+    return turned_back
 
 
 class Muon(Optimizer):
@@ -195,7 +196,7 @@ def _rate(name: str, rates: Mapping[str, float]) -> float:
 
 def moments(model: nn.Module, made: list[Optimizer]) -> dict[str, dict[str, Tensor]]:
     """What optimizers remember of each parameter, by its name, whole."""
-    names = {p: name for name, p in model.named_parameters()}
+    names: dict[Tensor, str] = {p: name for name, p in model.named_parameters()}
     return {
         names[p]: {k: whole(v) for k, v in state.items()}
         for one in made for p, state in one.state.items()

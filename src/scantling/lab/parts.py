@@ -126,7 +126,8 @@ class Normed(nn.Module):
             if self.kind == "layer":
                 return functional.layer_norm(x, self.width, self.scale, self.bias, self.epsilon)
             if self.bias is None:
-                return functional.rms_norm(x, self.width, self.scale, self.epsilon)
+                scale = None if self.scale is None else self.scale.to(x.dtype)  # under autocast
+                return functional.rms_norm(x, self.width, scale, self.epsilon)
         shape = x.shape
         x = x if self.groups == 1 else x.view(*shape[:-1], self.groups, -1)
         if self.kind == "layer":

@@ -13,15 +13,17 @@ import os
 import platform
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from scantling import __version__
 from scantling.errors import FieldError
 from scantling.lab.optimizers import moments, remember, spread_like, whole
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
 
 SAME = ("spec", "data", "batch", "context", "lr", "seed", "steps", "optimizer")
 """What is compared first where a folder holds another run."""
@@ -51,9 +53,7 @@ def machine(device: torch.device) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def state(
-    model: nn.Module, made: list[Optimizer], progress: Mapping[str, Any]
-) -> dict[str, Any]:
+def state(model: nn.Module, made: list[Optimizer], progress: Mapping[str, Any]) -> dict[str, Any]:
     """All a run needs to go on as if it had never stopped, whole wherever it was spread."""
     kept = {"model": weights(model), "moments": moments(model, made), "progress": dict(progress),
             "random": torch.get_rng_state()}  # fmt: skip
@@ -182,6 +182,7 @@ class Metrics:
 
 
 def line(record: Mapping[str, Any]) -> str:
+    """A record as a line."""
     return json.dumps(record) + "\n"
 
 

@@ -32,16 +32,33 @@ Numbers = NDArray[np.int64]
 class Task(Protocol):
     """What to train on and how to judge; batches depend on nothing but step and seed."""
 
-    name: str
-    batch_size: int
-    context: int
-    vocab_size: int
-    bytes_per_token: float | None
-    """Of the training text; None where nobody knows."""
-    floor_bits_per_byte: float | None
-    """The least loss there can be, where it is known."""
-    unique_tokens: float
-    """Tokens before data repeats; infinite where it is generated."""
+    @property
+    def name(self) -> str:
+        """Of the data."""
+
+    @property
+    def batch_size(self) -> int:
+        """Sequences of a step."""
+
+    @property
+    def context(self) -> int:
+        """Tokens of a sequence."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Different tokens."""
+
+    @property
+    def bytes_per_token(self) -> float | None:
+        """Of the training text; None where nobody knows."""
+
+    @property
+    def floor_bits_per_byte(self) -> float | None:
+        """The least loss there can be, where it is known."""
+
+    @property
+    def unique_tokens(self) -> float:
+        """Tokens before data repeats; infinite where it is generated."""
 
     @property
     def hash(self) -> str:
@@ -52,6 +69,19 @@ class Task(Protocol):
 
     def evaluate(self, model: nn.Module, held: str = "report") -> dict[str, float | None]:
         """Loss (nats a token), bits_per_byte and accuracy on ``choose`` or ``report``."""
+
+
+def read(
+    model: nn.Module, tokens_BT: Tensor, targets_BT: Tensor
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Tokens, targets and source: an encoder reads the first half, else there is none.
+
+    The decoder then continues with the second half, and only its targets count.
+    """
+    if getattr(model, "encoder", None) is None:
+        return tokens_BT, targets_BT, None
+    half = tokens_BT.shape[-1] // 2
+    return tokens_BT[:, half:], targets_BT[:, half:], tokens_BT[:, :half]
 
 
 @torch.no_grad()
@@ -72,8 +102,10 @@ def sums(
     model.eval()
     nats = right = count = n_bytes = 0.0
     for tokens_BT, targets_BT in batches:
-        targets_N = targets_BT.flatten().to(device)
-        logits_NV = model(tokens_BT.to(device)).flatten(0, -2).float()
+        tokens, targets, source = read(model, tokens_BT.to(device), targets_BT.to(device))
+        targets_N = targets.flatten()
+        logits = model(tokens) if source is None else model(tokens, source=source)
+        logits_NV = logits.flatten(0, -2).float()
         counted_N = targets_N != IGNORED
         nats += float(functional.cross_entropy(logits_NV, targets_N, reduction="sum").double())
         right += float((logits_NV.argmax(-1) == targets_N)[counted_N].sum())
@@ -151,7 +183,7 @@ def _asked(whole_BU: Numbers, places: Numbers | list[int]) -> Numbers:
 
 
 def _different(random: np.random.Generator, batch: int, n: int, of: int) -> Numbers:
-    """n different numbers below ``of`` in each row, in random order."""
+    """Different numbers below ``of`` in each row, in random order."""
     found: Numbers = random.random((batch, of)).argsort(1)[:, :n]
     return found
 
@@ -243,9 +275,11 @@ class Addition(Generated):
     With ``reverse`` the sum is written from its last digit on, as carries go.
 
     Example:
-        >>> whole, _ = Addition(batch_size=1, digits=2, reverse=False).draw(np.random.default_rng(3))
+        >>> whole, _ = Addition(batch_size=1, digits=2, reverse=False).draw(
+        ...     np.random.default_rng(3)
+        ... )
         >>> "".join("0123456789+="[i] for i in whole[0])
-        '81+08=089'
+        '80+12=092'
     """
 
     digits: int = 3
@@ -258,7 +292,7 @@ class Addition(Generated):
 
     @property
     def context(self) -> int:
-        """a + b = c, but for the last digit."""
+        """All of a + b = c, but for the last digit."""
         return 3 * self.digits + 2
 
     def draw(self, random: np.random.Generator) -> tuple[Numbers, Numbers]:

@@ -48,6 +48,8 @@ def backtest_lines(verdict: Verdict, compared: int) -> list[str]:
         found.append(f"  at no higher loss    {gap_text(verdict.cheaper)}")
     if verdict.single is not None and verdict.single != verdict.cheaper:
         found.append(f"  most of one cost     {gap_text(verdict.single)}")
+    if any(gap is not None and gap.nats > 0 for gap in (verdict.cheaper, verdict.single)):
+        found.append("  (a loss counts with the upper end of its prior terms, as in a search)")
     if verdict.outside:
         axes = ", ".join(verdict.outside)
         found.append(f"  beyond where ablations end on {axes}: bounds opened as far as it lies")

@@ -95,7 +95,7 @@ def claim_lines(one: Claim) -> list[str]:
     if one.found:
         lines.append(f"  evidence: {one.found}")
     if one.to_be_confirmed:
-        lines.append("  to be confirmed: the evidence is memory, and no rule rests on it")
+        lines.append("  to be confirmed: no source was read again for it, and no rule rests on it")
     lines.append(f"  made in {'; '.join(one.made)}")
     lines += [f"  source: {key}, {source(key).title}, {source(key).where}" for key in one.sources]
     if one.check:
@@ -137,7 +137,7 @@ def page() -> str:
     lines = [
         PREFACE,
         f"{tally(every)}.",
-        "Of those marked † the evidence is memory alone: no rule rests on them.",
+        "For those marked † no source was read again: no rule rests on them.",
         "",
         "| verdict | means | claims |",
         "| --- | --- | --- |",

@@ -171,6 +171,7 @@ def _row(c: Candidate, reference: Candidate, kind: str) -> str:
     loss, shape = difference(c, reference), c.shape()
     half = ((loss.high or 0) - (loss.low or 0)) / 2
     delta = "0" if c is reference else f"{loss.value:+.4f} ± {half:.4f}"
+    delta = delta if c.priced and reference.priced else "not priced"
     codes = ", ".join(dict.fromkeys(f["code"].lower() for f in findings(c)))
     cells = (
         c.name, f"{int(c.counted.total):,}", delta, f"{c.days:.3g}",

@@ -12,10 +12,10 @@ from scantling import catalog
 from scantling.errors import FieldError
 from scantling.laws import bounds
 from scantling.quantity import Quantity
-from scantling.report import depths
+from scantling.report import depths, splits
 from scantling.search import Budget, Front, budget, candidate, design, explain
 from scantling.search.axis import AxisRow, along
-from scantling.search.candidate import Candidate
+from scantling.search.candidate import Candidate, to_json
 from scantling.search.ladder import ladder, ladder_lines
 from scantling.search.like import like_budget, likeness
 from scantling.search.origin import Origin, restricted
@@ -63,6 +63,11 @@ def budget_of(ask: Ask, limits: Mapping[str, Any]) -> Budget:
     """
     if ask.task is not None and ask.task not in TASKS:
         raise FieldError("--task", ask.task, "is not known", f"use {', '.join(TASKS)}")
+    plain = limits.get("kind", "decoder") == "decoder" and not limits.get("schedule")
+    if ask.ladder and not plain:
+        raise FieldError("--ladder", None, "scales decoders whose layers are equally wide")
+    if ask.depths and limits.get("kind", "decoder") != "decoder":
+        raise FieldError("--depths", None, "needs a law, and none prices encoder-decoders")
     if ask.like is not None and ask.origin is not None:
         raise FieldError("--like", ask.like, "contradicts --from", "give one of them")
     if ask.like is not None:
@@ -120,10 +125,15 @@ def _sections(front: Front, ask: Ask, progress: Progress) -> Iterator[Section]:
         yield explained(front, ask.explain, progress)
     elif ask.explain is not None:
         yield Section("explain", {"field": "all"}, trail_lines(front))
+    if front.feasible and front.budget.kind != "decoder":
+        rows = splits.price_splits(front.budget)
+        yield Section("splits", [to_json(c) for c in rows], splits.split_lines(rows))
 
 
 def _depths(front: Front, ask: Ask) -> list[depths.DepthPrice]:
     """The depths asked for, or a ladder of them beside the choice."""
+    if front.budget.kind != "decoder":
+        return []
     if ask.depths:
         return depths.price_depths(front.budget, ask.depths)
     if ask.depths is None or not front.feasible:

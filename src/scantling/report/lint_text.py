@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from scantling.messages import in_language
 from scantling.quantity import Quantity
 from scantling.report.text import show_table, table
 from scantling.rules import Finding, Fixed, Report, Rule
@@ -57,9 +58,9 @@ def print_report(out: Any, report: Report, least: str = "info") -> None:
 
 
 def _print_finding(out: Any, f: Finding) -> None:
-    level = f"[{COLOUR[f.level]}]{WORD[f.level]}[/]"
-    out.print(f"  {f.code} {level} [bold]{_safe(f.field)}[/bold]: {_safe(f.message)}",
-              highlight=False)  # fmt: skip
+    level = f"[{COLOUR[f.level]}]{in_language(WORD[f.level])}[/]"
+    message = _safe(in_language(f.message))
+    out.print(f"  {f.code} {level} [bold]{_safe(f.field)}[/bold]: {message}", highlight=False)
     if f.fix is not None:
         out.print(f"        fix: {f.fix.text}", highlight=False, markup=False)
     if f.gain is not None:

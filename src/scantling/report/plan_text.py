@@ -9,6 +9,7 @@ from rich.markup import escape
 
 from scantling.costs.count import parameters
 from scantling.costs.estimate import Estimate
+from scantling.messages import in_language
 from scantling.report.plan import (
     PARTS,
     changes,
@@ -319,8 +320,8 @@ def _print_search(out: Console, found: Plans) -> None:
     )
     alike = _alike(found)
     for reason, count, others in alike[:REASONS]:
-        more = f" (and {others} like it)" if others else ""
-        out.print(f"  {count:>9,}  {reason}{more}", style="dim", markup=False)
+        more = in_language(f" (and {others} like it)") if others else ""
+        out.print(f"  {count:>9,}  {in_language(reason)}{more}", style="dim", markup=False)
     if len(alike) > REASONS:
         rest = sum(count for _, count, _ in alike[REASONS:])
         out.print(f"  {rest:>9,}  other reasons (--json)", style="dim", markup=False)

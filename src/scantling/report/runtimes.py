@@ -163,6 +163,8 @@ def _head(name: str, key: int, value: int, place: str, where: Chip) -> dict[str,
     if (key, value) in own.pairs or (key == value and key in own.widths):
         return _said("yes", (), f"in the list of {own.title} ({own.since})")
     slow = [b for b, t in taken if t.verdict != "no" and b.slow]
+    if slow and all(b.slow for b in able):
+        return _said("unknown", slow, f"its fused kernels for {where.name} are in no table")
     if slow:
         return _said("slow", slow, "no fused kernel; a slower one is left")
     if engine.fallback:

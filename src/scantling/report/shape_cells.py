@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
-from scantling.spec import GroupedAttention, Spec, attention, dimensions
+from scantling.search.candidate import ffn_widths, scheduled
+from scantling.spec import GroupedAttention, Spec, attention, dimensions, has
 from scantling.spec.modules import SharedExpert
 from scantling.spec.vary import nodes
 
+STATES = {"n_key_head": "delta", "n_ssm_head": "mamba"}
+"""What a mixer with a state is called, by a dimension it alone has."""
+
 
 def layers_cell(spec: Spec) -> str:
-    """Layers, width, and the pattern of kinds where there is one.
+    """Layers, width, and the pattern of kinds where there is one; an encoder's layers first.
 
     Example:
         >>> from scantling import catalog
         >>> layers_cell(catalog.model("llama-3.1-8b")), layers_cell(catalog.model("gemma-3-12b"))
         ('32 × 4096', '48 × 3840 5:1')
     """
-    found = f"{spec.n_layer} × {spec.d_model}"
+    depth = spec.n_layer if spec.encoder is None else f"{spec.encoder.n_layer}+{spec.n_layer}"
+    found = f"{depth} × {spec.d_model}"
     pattern = spec.decoder.layout[-1].pattern
     last = pattern[-1]
     if len(set(pattern)) == 2 and pattern.count(last) == 1:
         found += f" {len(pattern) - 1}:1"
+        found += next((f" {word}" for field, word in STATES.items() if has(spec, field)), "")
     return found
 
 
@@ -48,6 +54,9 @@ def ffn_cell(spec: Spec) -> str:
         ['14,336', '128/8×768', '256/8+1×2048']
     """
     d = dimensions(spec)
+    if scheduled(spec):
+        first, *_, last = ffn_widths(spec)
+        return f"{first:,} to {last:,}"
     if "n_expert" not in d:
         return f"{d['d_ff']:,}" if "d_ff" in d else ""
     shared = [node for _, node in nodes(spec) if isinstance(node, SharedExpert)]

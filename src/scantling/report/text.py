@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 from rich.markup import escape
 
 from scantling.costs.readings import READINGS
+from scantling.messages import in_language, translated
 from scantling.report.shape_cells import ffn_cell, heads_cell, layers_cell
 from scantling.search import (
     Candidate,
@@ -29,22 +31,42 @@ if TYPE_CHECKING:
     from scantling.report.analyze import Analysis
 
 
+@functools.cache
+def _in_language() -> tuple[type[Console], type[Table]]:
+    """A console and a table that tell everything in the language chosen."""
+    from rich.console import Console
+    from rich.table import Table
+
+    class Teller(Console):
+        def print(self, *objects: Any, **options: Any) -> None:
+            super().print(*map(translated, objects), **options)
+
+    class Told(Table):
+        def add_row(self, *cells: Any, **options: Any) -> None:
+            super().add_row(*map(translated, cells), **options)
+
+        def add_column(self, header: Any = "", *more: Any, **options: Any) -> None:
+            super().add_column(translated(header), *more, **options)
+
+    return Teller, Told
+
+
 def console(**options: Any) -> Console:
     """A console that wraps nothing and loses its colours when piped."""
-    from rich.console import Console
-
-    found = Console(highlight=False, soft_wrap=True, **options)
+    teller, _ = _in_language()
+    found = teller(highlight=False, soft_wrap=True, **options)
     if not found.is_terminal:
-        found = Console(highlight=False, soft_wrap=True, width=200, no_color=True, **options)
+        found = teller(highlight=False, soft_wrap=True, width=200, no_color=True, **options)
     return found
 
 
 def table(*columns: tuple[str, str], title: str = "") -> Table:
     """A table with (heading, justification) columns."""
     from rich import box
-    from rich.table import Table
 
-    found = Table(title=title or None, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    _, told = _in_language()
+    found = told(title=translated(title) or None, title_justify="left", box=box.SIMPLE_HEAD,
+                 pad_edge=False)  # fmt: skip
     for name, justify in columns:
         found.add_column(name, justify=justify, no_wrap=True)  # type: ignore[arg-type]
     return found
@@ -80,14 +102,21 @@ def print_front(out: Console, front: Front, rows: int = 12) -> None:
         out.print(f"[dim]assumed {text}[/dim]")
     show_table(out, _front_table(front, rows))
     out.print(
-        f"[dim]days on {b.n_gpu} × {b.chip}; ms/token on {served_text(b)}, batch {b.serve_batch}, "
-        f"context {b.serve_context:,}; Δ loss against ▶ at equal {_alike(front)}[/dim]"
+        f"[dim]days on {b.n_gpu} × {b.chip}; KV/token is the cache of a sequence of "
+        f"{b.serve_context:,} over its tokens; ms/token there on {served_text(b)}, batch "
+        f"{b.serve_batch}; Δ loss against ▶ at equal {_alike(front)}[/dim]"
     )
+    if "vocab_size" in b.listed:
+        out.print(f"[dim]every vocabulary reads the same text, {count_text(b.tokens)} tokens of "
+                  f"{b.vocab_size:,}; Δ loss has its size and its tokens alone[/dim]")  # fmt: skip
     c = front.chosen
     equal = len(front.equal)
-    how = (f"knee of the front by your weights {b.weights}" if b.weights else
+    how = (f"the least of {', then of '.join(b.lexicographic)}" if b.lexicographic else
+           f"knee of the front by your weights {b.weights}" if b.weights else
            f"the knee of cost among the {equal} shapes whose loss the law cannot tell from the "
            f"best (within {front.equal_within:.3f} nats)")  # fmt: skip
+    if not (c.priced or b.weights or b.lexicographic):
+        how = "the knee of all costs: no law prices its loss"
     out.print(f"[bold]▶ {c.name}[/bold] is {how}.")
     ratios = ", ".join(f"{k} {v:.3g}" for k, v in c.shape().items())
     out.print(f"  {c.counted.total:,} parameters, body {c.counted.body:,}; {ratios}")
@@ -99,7 +128,7 @@ def print_front(out: Console, front: Front, rows: int = 12) -> None:
         for line in lines[1:]:
             out.print(f"      {escape(line)}")
     for finding in findings(c):
-        out.print(f"  [yellow]{finding['code']}[/yellow] {finding['message']}")
+        out.print(f"  [yellow]{finding['code']}[/yellow] {in_language(finding['message'])}")
     out.print("[dim]" + _honest(front) + "[/dim]")
     _print_axes(out, front)
 
@@ -116,8 +145,10 @@ def _alike(front: Front) -> str:
 
 def _front_table(front: Front, rows: int) -> Table:
     params = "params / active" if front.budget.moe else "params"
+    listed = [("vocab", "right")] if "vocab_size" in front.budget.listed else []
+    heads = "H×h, rank" if front.budget.mixer == "mla" else "H/K×h"
     found = table(
-        ("", "left"), ("layers × width", "right"), ("H/K×h", "right"), ("FFN", "right"),
+        ("", "left"), *listed, ("layers × width", "right"), (heads, "right"), ("FFN", "right"),
         (params, "right"), ("Δ loss", "right"), ("days", "right"), ("KV/token", "right"),
         ("ms/token", "right"), ("D/L", "right"), ("F/D", "right"), ("findings", "left"),
     )  # fmt: skip
@@ -125,17 +156,19 @@ def _front_table(front: Front, rows: int) -> Table:
     for i in shown:
         style = "bold" if i == front.choice else None
         row = _row(front.candidates[i], front.chosen)
-        found.add_row("▶" if i == front.choice else "", *row, style=style)
+        found.add_row("▶" if i == front.choice else "", *row[1 - len(listed) :], style=style)
     found.add_section()
     for c in front.baselines:
-        found.add_row(c.name, *_row(c, front.chosen), style="dim")
+        found.add_row(c.name, *_row(c, front.chosen)[1 - len(listed) :], style="dim")
     return found
 
 
 def _row(c: Candidate, reference: Candidate) -> list[str]:
-    loss = difference(c, reference)
-    half = ((loss.high or 0) - (loss.low or 0)) / 2
-    delta = "0" if c is reference else f"{loss.value:+.4f} ± {half:.3f}"
+    delta = "0" if c is reference else "not priced"
+    if c.priced and reference.priced and c is not reference:
+        loss = difference(c, reference)
+        half = ((loss.high or 0) - (loss.low or 0)) / 2
+        delta = f"{loss.value:+.4f} ± {half:.3f}"
     params = count_text(float(c.counted.total))
     if c.counted.active != c.counted.total:
         params += f" / {count_text(float(c.counted.active))}"
@@ -144,21 +177,22 @@ def _row(c: Candidate, reference: Candidate) -> list[str]:
     if c.extrapolation > 1:
         codes = codes.replace("law-extrapolated", f"extrapolated ×{c.extrapolation:.1f}")
     return [
-        layers_cell(c.spec), heads_cell(c.spec), ffn_cell(c.spec), params, delta,
-        f"{c.days:.3g}", bytes_text(c.kv_bytes_per_token), f"{float(c.decode.value_s) * 1e3:.2f}",
-        f"{shape['D/L']:.0f}", f"{shape.get('F/D', 0):.2f}", codes,
+        f"{int(c.spec.vocab_size):,}", layers_cell(c.spec), heads_cell(c.spec), ffn_cell(c.spec),
+        params, delta, f"{c.days:.3g}", bytes_text(c.kv_bytes_per_token),
+        f"{float(c.decode.value_s) * 1e3:.2f}", f"{shape['D/L']:.0f}",
+        f"{shape['F/D']:.2f}" if "F/D" in shape else "", codes,
     ]  # fmt: skip
 
 
 def _honest(front: Front) -> str:
     c, b = front.chosen, front.budget
     train, decode = c.train, c.decode
+    loss = f"Δ loss is nats/token at equal {_alike(front)}, law '{b.law}'; " if c.priced else ""
     text = (
-        f"Exact: parameters, FLOPs, KV bytes. ±: Δ loss is nats/token at equal tokens, law "
-        f"'{b.law}'; days {float(train.low_s) / 86400:.3g} to {float(train.high_s) / 86400:.3g} "
-        f"and {float(decode.low_s) * 1e3:.3g} to {float(decode.high_s) * 1e3:.3g} ms for the "
-        f"choice (90 % of public measurements, for a plain split: scantling plan finds one that "
-        f"fits)."
+        f"Exact: parameters, FLOPs, KV bytes. ±: {loss}days {float(train.low_s) / 86400:.3g} to "
+        f"{float(train.high_s) / 86400:.3g} and {float(decode.low_s) * 1e3:.3g} to "
+        f"{float(decode.high_s) * 1e3:.3g} ms for the choice (90 % of public measurements, for a "
+        f"plain split: scantling plan finds one that fits)."
     )
     if c.extrapolation > 1:
         text += f" The loss is extrapolated ×{c.extrapolation:.1f} beyond the largest fitted model."
@@ -254,7 +288,7 @@ def print_analysis(out: Console, a: Analysis, before: Analysis | None = None) ->
     if a.checkpoint is not None:
         _print_checkpoint(out, a)
     for finding in a.findings():
-        out.print(f"[yellow]{finding['code']}[/yellow] {finding['message']}")
+        out.print(f"[yellow]{finding['code']}[/yellow] {in_language(finding['message'])}")
     for note in a.notes:
         out.print(f"[dim]note: {note}[/dim]")
 

@@ -124,6 +124,6 @@ def _row(c: Candidate, reference: Candidate, field: str, value: int, given: Spec
         "loss_difference": None if field in UNPRICED else difference(c, reference).to_json(),
         "flops_per_token_train": train_flops_per_token(c),
         "days": days_quantity(c.train, c.budget).to_json(),
-        "kv_bytes_per_token": c.kv_bytes_per_token,
+        "kv_bytes_per_token": c.kv_growth,
         "tpot_seconds": decode_quantity(c.decode, c.budget).to_json(),
     }  # fmt: skip

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from scantling.costs.alignment import nearby
-from scantling.costs.count import parameters, solve_width
+from scantling.costs.count import parameters, width_line
 from scantling.costs.features import features
 from scantling.errors import ScantlingError
 from scantling.hardware import Chip, chip
@@ -79,10 +79,11 @@ def held(spec: Spec, changes: dict[str, int], multiple: int = 128) -> dict[str, 
     moved: Any = parameters(new).total
     if abs(moved / total - 1) <= WITHIN:
         return changes
+    line = width_line(new)
     for step in (multiple, multiple // 2, multiple // 4):
-        width: Any = solve_width(new, total, step)
-        after = changed(new, d_ff=int(width))
-        if after is not None and abs(_total(after) / total - 1) <= WITHIN:
+        width: Any = line.width(total, step)
+        after: Any = line.total(width)
+        if abs(after / total - 1) <= WITHIN and changed(new, d_ff=int(width)) is not None:
             return {**changes, "d_ff": int(width)}
     return changes
 

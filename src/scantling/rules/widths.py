@@ -27,13 +27,11 @@ def head_width_multiple(s: Subject) -> Iterator[Found]:
     for path, a in s.attentions:
         head = int(a.d_head)
         if head % 8:
-            near = round(head / 8) * 8 or 8
+            near, up = round(head / 8) * 8 or 8, head + -head % 8
             share = (-head % 8) / head
-            message = f"heads of {head} are no multiple of 8: kernels pad them to "
-            f"{head + -head % 8}"
+            message = f"heads of {head} are no multiple of 8: kernels pad them to {up}"
             key = s.key("d_head")
-            text = f"{key if key != 'head_dim' else 'head_dim'} {near}"
-            yield Found("warning", key, f"{path}: {message}", Fix(text=text),
+            yield Found("warning", key, f"{path}: {message}", Fix(text=f"{key} {near}"),
                         exact(share, "attention work for nothing"))  # fmt: skip
             return
     for path, m in s.latents:

@@ -157,6 +157,8 @@ def _choice(swept: Swept, shapes: Space, b: Budget) -> tuple[Chosen, float]:
     """The shapes worth reading and the choice among them, and the error of the law."""
     if not len(swept.rows):
         return Chosen(swept.rows, swept.objectives, 0, ()), 0.0
+    if b.kind != "decoder":
+        return choose(swept.rows, swept.objectives, b, 0.0), 0.0
     best = _candidate(swept.rows[int(swept.objectives[:, 0].argmin())], shapes, b)
     gap = law(b.law).difference(best.features, best.features)
     within = (float(gap.high) - float(gap.low)) / 2
@@ -189,6 +191,8 @@ def _candidate(row: Any, shapes: Space, b: Budget) -> Candidate:
 
 
 def _baselines(b: Budget, names: tuple[str, ...] | None) -> list[Candidate]:
+    if names is None and b.kind != "decoder":
+        names = ()
     if names is None:
         models = catalog.nearest(b.params, b.vocab_size)
         if b.active is not None:

@@ -10,6 +10,7 @@ from msgspec import Struct
 from scantling.arith import ceil_div, round_up
 from scantling.laws import bounds, law, vocabulary
 from scantling.search.budget import LARGEST_DEPTH, Budget
+from scantling.search.kinds import EVEN, PARTS, hybrids
 from scantling.search.peers import expert_range, peer_range
 
 if TYPE_CHECKING:
@@ -49,6 +50,12 @@ OPENED_BY = {
 }  # fmt: skip
 """The dimension that opens an axis when the user fixes it."""
 
+BESIDE_ENCODER = {
+    "kv_group": (1, 1, "T5's attention keeps a KV head for every query head"),
+    "aspect": (42, 86, "width over the mean depth of both: the middle half of T5, UL2 and BART"),
+}  # fmt: skip
+"""Bounds of encoder-decoders: attention of T5, and released shapes (t5-configs)."""
+
 OF_EXPERTS = ("expert_width_ratio", "active_width_ratio", "active_share")
 """Ratios that only a mixture of experts has; known models with experts bound them."""
 
@@ -74,10 +81,14 @@ def limits(low: float | None, high: float | None) -> str:
 def limit(b: Budget, name: str) -> Axis:
     """The bounds of one axis: the user's, an ablation's, the law's domain, or those of peers."""
     if name in b.bounded:
-        return Axis(name, b.bounded[name].low, b.bounded[name].high, f"--bound {name}", opened=True)
+        low, high = b.bounded[name].low, b.bounded[name].high
+        return Axis(name, low, high, said(b, name, "--bound"), opened=True)
+    if b.kind != "decoder" and name in BESIDE_ENCODER:
+        return Axis(name, *BESIDE_ENCODER[name])
     field = OPENED_BY[name]
     if is_given(b, field) or (field in b.bounded and field in {"n_kv_head", "n_layer"}):
-        return Axis(name, None, None, f"opened by --fix or --bound {field}", opened=True)
+        how = said(b, field, "--fix or --bound")
+        return Axis(name, None, None, f"opened by {how}", opened=True)
     if name == "active_share":
         share = passed(b) / b.params
         why = f"what a token passes is {share:.3g} of all; experts are 0.3 to 1 of it: known models"
@@ -105,6 +116,17 @@ def limit(b: Budget, name: str) -> Axis:
     why = f"the middle half of {n} dense models of this size class since 2023; the law "
     why += "is extrapolated more than ×4" if priced else "does not see D/L"
     return Axis(name, low, high, why)
+
+
+def said(b: Budget, field: str, option: str) -> str:
+    """What of the command line set an axis: an option of its own, or the model of ``--from``.
+
+    Example:
+        >>> b = Budget(params=10**9, tokens=1, fixed={"d_head": 64}, origin={"d_head": "gpt2"})
+        >>> said(b, "d_head", "--fix"), said(b, "n_head", "--fix")
+        ('--from gpt2', '--fix n_head')
+    """
+    return f"--from {b.origin[field]}" if field in b.origin else f"{option} {field}"
 
 
 def extrapolated(b: Budget) -> bool:
@@ -170,9 +192,9 @@ def depth_step(b: Budget) -> int:
     """
     asked = "n_layer" in b.bounded and b.prior is None  # a prior narrows, it opens nothing
     free = not is_given(b, "n_layer") and not asked
-    uneven = b.moe and b.mixer == "mla"
+    uneven = (b.moe and b.mixer == "mla") or b.kind != "decoder"  # a decoder may have one layer
     step = 2 if free and not uneven and passed(b) >= 10**9 else 1
-    return math.lcm(step, b.pp)
+    return math.lcm(step, b.pp, PARTS if b.schedule is not None else 1)
 
 
 def depths(b: Budget) -> NDArray[np.int64]:
@@ -183,13 +205,16 @@ def depths(b: Budget) -> NDArray[np.int64]:
     every = np.arange(step, LARGEST_DEPTH + 1, step, dtype=np.int64)
     if is_given(b, "n_layer"):
         every = np.array(values(b, "n_layer", ()), dtype=np.int64)
-        every = every[every % b.pp == 0]
+        every = every[every % math.lcm(b.pp, PARTS if b.schedule is not None else 1) == 0]
     kept: NDArray[np.int64] = every[keeps(b, "n_layer", every)]
     return kept
 
 
-def depths_of(b: Budget, width: Any) -> tuple[Any, Any]:
+def depths_of(b: Budget, width: Any, encoder: int = 0) -> tuple[Any, Any]:
     """Of the depths there may be, the first and last of each width: D/L keeps its bounds.
+
+    With e layers of an encoder to one of the decoder, L is the mean of both, (1 + e)/2 times the
+    decoder's.
 
     Returns:
         Places in ``depths``; the last lies before the first where there is none.
@@ -199,8 +224,9 @@ def depths_of(b: Budget, width: Any) -> tuple[Any, Any]:
     known, aspect = depths(b), limit(b, "aspect")
     low, high = np.zeros_like(width), np.full_like(width, LARGEST_DEPTH)
     if aspect.low is not None and aspect.high is not None:
-        low = np.ceil(width / aspect.high - ROUNDING)
-        high = np.floor(width / aspect.low + ROUNDING)
+        share = 2 / (1 + encoder) if encoder else 1
+        low = np.ceil(width / aspect.high * share - ROUNDING)
+        high = np.floor(width / aspect.low * share + ROUNDING)
     return np.searchsorted(known, low, "left"), np.searchsorted(known, high, "right") - 1
 
 
@@ -246,11 +272,11 @@ def power_of_two_below(value: int) -> int:
 def split(b: Budget) -> int:
     """The GPUs heads must split over: the given degree, else a node of 8 from a billion up.
 
-    Heads a user fixed are taken as they are.
+    Heads a user fixed are taken as they are; those that weights could become are not.
     """
     if b.tp > 1:
         return b.tp
-    if is_given(b, "n_head") or is_given(b, "n_kv_head"):
+    if any(is_given(b, field) and field not in b.origin for field in ("n_head", "n_kv_head")):
         return 1
     return 8 if passed(b) >= 10**9 else 1
 
@@ -363,14 +389,19 @@ def unpriced(b: Budget) -> list[Axis]:
     step = depth_step(b)
     return [
         *(limit(b, name) for name in bounded_axes(b)),
-        Axis("tied", None, None, "--tied or --untied" if b.tied is not None else rule,
+        Axis("tied", None, None, "--tied or --untied" if b.tied is not None else
+             rule if b.kind == "decoder" else OWN_HEAD,
              opened=b.tied is not None),
         Axis("layout", None, None, _layout_reason(b), opened=b.layout != "full"),
-        *_rank_axes(b),
+        *([Axis("schedule", None, None, f"{b.schedule} of the mean feed-forward width, in {PARTS} "
+                "runs of equally many layers: the loss does not see it", opened=True)]
+          if b.schedule is not None else []),
+        *_rank_axes(b), *_state_axes(b), *_encoder_axes(b),
         *([Axis("vocab_size", None, None, "as listed, each with the same text: only its size and "
                 "its tokens are priced", opened=True)] if "vocab_size" in b.listed else []),
         Axis("heads_split_over", over, over, heads, opened=b.tp > 1),
         Axis("n_layer multiple", step, step, f"pipeline stages: pp {b.pp}" if b.pp > 1 else
+             f"{PARTS} runs of equally many layers" if b.schedule is not None else
              "even depths from a billion parameters up" if step > 1 else "every depth"),
     ]  # fmt: skip
 
@@ -382,20 +413,54 @@ def bounded_axes(b: Budget) -> list[str]:
     if b.moe:
         found += OF_EXPERTS
     else:
-        found += ["mlp_attention_ratio"] if b.mixer == "gqa" else []
+        decoder = b.kind == "decoder"
+        found += ["mlp_attention_ratio"] if b.mixer == "gqa" and decoder else []
         found.append("ffn_width_ratio")
     priced = "r0" in law(b.law).facts.constants and not b.moe
-    if not priced or extrapolated(b) or "aspect" in b.bounded:
+    if not priced or extrapolated(b) or "aspect" in b.bounded or b.kind != "decoder":
         found.append("aspect")
     return found
 
 
 def _layout_reason(b: Budget) -> str:
-    if b.mixer == "hybrid":
+    if b.kind != "decoder":
+        return "every layer attends to all of its input, and the decoder's to all of the encoder's"
+    if hybrids(b):
         return "attention in one layer of 4 to 8: losses are flat between (kimi linear, mamba-2)"
     if b.layout == "full":
         return "every layer attends to the whole context"
     return f"{b.layout} layers with a window of {b.window:,} to those without: asked for"
+
+
+OWN_HEAD = "T5 v1.1 has a head of its own"
+DEEP_ENCODER = (
+    "12 and 1 layers kept the BLEU of 6 and 6 (35.06 and 24.19 to 34.71 and 24.22, WMT17 EN-ZH and "
+    "back) at 2.7 to 2.9 times the speed; 6 and 1, merely cut, lost about 1 (27.4 for 28.3)"
+)
+"""What was published of the depth split, of translation alone (kasai2020)."""
+
+
+def _encoder_axes(b: Budget) -> list[Axis]:
+    if b.kind == "decoder":
+        return []
+    ratios = values(b, "encoder_ratio", EVEN)
+    return [Axis("encoder_ratio", min(ratios, default=None), max(ratios, default=None),
+                 f"layers of the encoder to one of the decoder: as many, as T5, unless asked for; "
+                 f"{DEEP_ENCODER}", opened=is_given(b, "encoder_ratio")),
+            Axis("loss", None, None, "no law was fitted to encoder-decoders: shapes of this size "
+                 "count as equal and are ranked by cost", opened=True)]  # fmt: skip
+
+
+STATES = {
+    "gated-delta": "keys as wide as the stream in heads of 128, values twice that: Qwen3-Next",
+    "mamba2": "twice the width in heads of 64, a state of 128, groups that split like the heads: "
+    "Bamba, Nemotron-H, Granite 4",
+}
+"""How wide a mixer with a state is, by rule."""
+
+
+def _state_axes(b: Budget) -> list[Axis]:
+    return [Axis(f"{name} state", None, None, STATES[name]) for name in hybrids(b)]
 
 
 def _rank_axes(b: Budget) -> list[Axis]:
@@ -406,4 +471,9 @@ def _rank_axes(b: Budget) -> list[Axis]:
              opened=is_given(b, "kv_rank") or "kv_rank" in b.bounded),
         Axis("q_rank", None, None, "D/2, the least that was measured to cost nothing",
              opened=is_given(b, "q_rank")),
+        Axis("d_nope", None, None, "keys of 128 without rotary positions, as released models have",
+             opened=is_given(b, "d_nope")),
+        Axis("d_rope", None, None, "half of that for the rotary key all heads share",
+             opened=is_given(b, "d_rope")),
+        Axis("d_value", None, None, "values as wide as keys", opened=is_given(b, "d_value")),
     ]  # fmt: skip

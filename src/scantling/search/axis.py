@@ -45,7 +45,7 @@ class AxisRow(Struct, frozen=True):
         if c is not None:
             found |= {
                 "name": c.name, "dims": c.dims(), "days": c.days,
-                "kv_bytes_per_token": c.kv_bytes_per_token,
+                "kv_bytes_per_token": c.kv_growth,
                 "tpot_seconds": float(c.decode.value_s), "least": self.least,
                 "loss": None if self.loss is None else self.loss.to_json(),
             }  # fmt: skip

@@ -36,7 +36,7 @@ from scantling.costs.features import features
 from scantling.errors import FieldError
 from scantling.hardware import chip
 from scantling.laws import bounds
-from scantling.search.axes import ASPECT, HEAD_WIDTHS
+from scantling.search.axes import ASPECT, HEAD_WIDTHS, depth_step, split
 from scantling.search.budget import OBJECTIVES, Budget, Range, budget
 from scantling.search.candidate import Candidate, axis_value, candidate, difference
 from scantling.search.space import Space, space
@@ -55,6 +55,8 @@ LONGEST = 8192
 MONTH_DAYS = 30
 STEPS = ((10e9, 128), (30e9, 256), (math.inf, 512))
 """Below each size the step of widths: coarser where 512 is as small a part of them."""
+ALIGNED = 128
+"""What widths of random shapes are multiples of, as in a search."""
 CLOSEST = 8
 """Of the shapes that cost no more, how many of the best and of the nearest are compared exactly."""
 EQUAL = 1e-9
@@ -182,7 +184,7 @@ def question(name: str, tokens: float | None = None, **more: Any) -> Budget:
     Example:
         >>> b = question("llama-7b")
         >>> b.chip, b.tokens, b.vocab_size, b.n_gpu
-        ('a100-sxm-80gb', 1000000000000, 32000, 256)
+        ('a100-sxm-80gb', 1000000000000, 32000, 64)
     """
     entry = catalog.named()[catalog.loaded(name).name]
     spec = catalog.model(entry.name)
@@ -341,26 +343,27 @@ def random_shapes(spec: Spec, b: Budget, n: int, chance: random.Random) -> Itera
     """Random legal shapes of the blocks and the size of a model, of a much wider kind than any.
 
     Uniform in ln: D/L from 8 to 320, H h/D from 0.5 to 2. Alike likely: h of the widths kernels
-    are built for, K of the divisors of H (K = H where the budget has no groups). D is a multiple
-    of 128, F is solved in steps of 64; kept are those within the tolerance of the size and with
-    MLP/attention from 0.5 to 12.
+    are built for, K of the divisors of H (K = H where the budget has no groups). Legal as in a
+    search: D and F are multiples of 128, depths and heads split where those of the size must.
+    Kept are those within the tolerance of the size and with MLP/attention from 0.5 to 12.
     """
     grouped = b.bounded["kv_group"].high > 1
-    ratios = OPENED["mlp_attention_ratio"]
+    ratios, over, step = OPENED["mlp_attention_ratio"], split(b), depth_step(b)
     found = 0
     while found < n:
         aspect = _log_uniform(chance, OPENED["aspect"])
-        width = max(128, round((b.params * aspect / 12) ** (1 / 3) / 128) * 128)
-        depth = max(1, round(width / aspect))
+        width = max(1, round((b.params * aspect / 12) ** (1 / 3) / ALIGNED)) * ALIGNED
+        depth = max(1, round(width / aspect / step)) * step
         d_head = chance.choice(HEAD_WIDTHS)
         heads = _log_uniform(chance, OPENED["attention_width_ratio"]) * width / d_head
-        heads = max(1, round(heads))
-        one = vary(spec, d_model=width, n_layer=depth, d_head=d_head, n_head=heads,
-                   n_kv_head=chance.choice(divisors(heads)) if grouped else heads)  # fmt: skip
-        one = vary(one, d_ff=solve_width(one, b.params, 64))
-        c = features(one, float(b.tokens))
+        n_head = max(1, round(heads / over)) * over
+        shared = [k for k in divisors(n_head) if k % over == 0 or over % k == 0]
+        one = vary(spec, d_model=width, n_layer=depth, d_head=d_head, n_head=n_head,
+                   n_kv_head=chance.choice(shared) if grouped else n_head)  # fmt: skip
+        one = vary(one, d_ff=solve_width(one, b.params, ALIGNED))
+        f = features(one, float(b.tokens))
         near = abs(float(parameters(one).total) / b.params - 1) <= b.tolerance
-        if near and ratios.low <= float(c.mlp_attention_ratio or 0) <= ratios.high:
+        if near and ratios.low <= float(f.mlp_attention_ratio or 0) <= ratios.high:
             found += 1
             yield one
 

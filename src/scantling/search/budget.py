@@ -51,7 +51,7 @@ class Budget(Struct, frozen=True, kw_only=True):
         tp: Tensor-parallel degree that must divide.
         days: Most training days.
         gpu_hours: Most GPU-hours.
-        kv_bytes_per_token: Most KV-cache bytes per token.
+        kv_bytes_per_token: Most KV-cache bytes of a sequence at the serving context, a token of it.
         tpot_s: Most seconds per output token.
         fixed: Axes with one value.
         bounded: Axes with a range.
@@ -62,10 +62,13 @@ class Budget(Struct, frozen=True, kw_only=True):
         active: Parameters a token passes; makes it a mixture of experts.
         active_tolerance: Accepted relative distance from ``active``.
         moe: A mixture of experts, also where ``active`` is left to the search.
-        mixer: ``gqa``, ``mla`` or ``hybrid``.
+        kind: ``decoder`` or ``encoder-decoder``.
+        mixer: ``gqa``, ``mla``, ``hybrid``, ``gated-delta`` or ``mamba2``.
         layout: ``full``, or local layers to global ones: ``5:1``.
         window: Window of the local layers.
+        schedule: Feed-forward widths over depth: ``linear-ffn:0.5-1.5``.
         listed: Axes with a list of values.
+        origin: Axes that the weights of a model set (``--from``), each with its name.
         unique_tokens: Unique tokens there are; training repeats them beyond that.
         memory: Most training memory a chip, bytes.
         kv_bytes: Most KV-cache bytes of all sequences at the serving context.
@@ -111,10 +114,13 @@ class Budget(Struct, frozen=True, kw_only=True):
     active: int | None = None
     active_tolerance: float = 0.02
     moe: bool = False
+    kind: str = "decoder"
     mixer: str = "gqa"
     layout: str = "full"
     window: int | None = None
+    schedule: str | None = None
     listed: dict[str, tuple[int, ...]] = {}
+    origin: dict[str, str] = {}
     unique_tokens: int | None = None
     memory: int | None = None
     kv_bytes: int | None = None
@@ -181,7 +187,8 @@ def budget(*, params: float | str | None = None, tokens: float | str | None = No
     small = work is not None and work < 10**20 if asked is None else asked < 10**9
     if "vocab_size" not in given:
         given["vocab_size"] = 50_304 if small else 128_256
-        assumed.append(f"vocab: {given['vocab_size']:,}")
+        counted = " for the count of tokens" if "vocab_size" in (given.get("listed") or {}) else ""
+        assumed.append(f"vocab: {given['vocab_size']:,}{counted}")
     if size is None:
         assert work is not None
         size, trained = _sized(work, trained, given, assumed)
@@ -205,6 +212,8 @@ def budget(*, params: float | str | None = None, tokens: float | str | None = No
         f"{name}: {value}" for name, field, value in DEFAULTS if field not in given
     ]  # fmt: skip
     _add_window(given, assumed)
+    if given.get("kind", "decoder") != "decoder":
+        assumed.append("source: the encoder reads as many tokens as the decoder writes")
     found = Budget(params=size, tokens=trained, flops=work, assumed=tuple(assumed), **given)
     check(found)
     return found

@@ -24,13 +24,16 @@ from scantling.laws.hyperparameters import hyperparameters
 from scantling.quantity import Quantity
 from scantling.search.budget import Budget
 from scantling.search.objectives import Costs, serving, training_plans
+from scantling.search.peers import width_ratios
 from scantling.search.space import limits
-from scantling.spec import Spec, dimensions
+from scantling.spec import Dense, Spec, dimensions, has
+from scantling.spec.vary import nodes
 from scantling.units import bytes_text, count_text
 
 DIMENSIONS = (
-    "n_layer", "d_model", "n_head", "n_kv_head", "d_head", "d_ff", "vocab_size", "n_expert",
-    "top_k", "d_expert", "d_shared", "kv_rank", "q_rank", "window",
+    "n_layer", "n_encoder_layer", "d_model", "n_head", "n_kv_head", "d_head", "d_ff", "vocab_size",
+    "n_expert", "top_k", "d_expert", "d_shared", "kv_rank", "q_rank", "d_nope", "d_rope", "d_value",
+    "window", "n_key_head", "n_value_head", "d_inner", "n_ssm_head", "d_state",
 )  # fmt: skip
 
 
@@ -50,6 +53,9 @@ class Candidate(Struct, frozen=True, kw_only=True):
     train: Estimate
     decode: Estimate
     kv_bytes_per_token: int | float
+    """Of one sequence at the serving context, by its tokens: an objective."""
+    kv_growth: int | float
+    """What a token adds while no window is full."""
 
     @property
     def days(self) -> float:
@@ -57,8 +63,15 @@ class Candidate(Struct, frozen=True, kw_only=True):
         return float(self.train.value_s) / DAY_S
 
     @property
+    def priced(self) -> bool:
+        """Whether a law prices the loss: none was fitted to encoder-decoders."""
+        return self.spec.encoder is None
+
+    @property
     def extrapolation(self) -> float:
         """How many times the size lies beyond what the law was fitted to."""
+        if not self.priced:
+            return 1.0
         return float(law(self.budget.law).extrapolation(self.features))
 
     @property
@@ -68,15 +81,20 @@ class Candidate(Struct, frozen=True, kw_only=True):
 
     def dims(self) -> dict[str, int]:
         """The dimensions that exist in this model."""
-        found = dimensions(self.spec)
+        found = {**dimensions(self.spec)}
+        if scheduled(self.spec):
+            found["d_ff"] = mean_ffn(self.spec)
         return {name: int(found[name]) for name in DIMENSIONS if name in found}
 
     def shape(self) -> dict[str, float]:
         """The ratios that engineers compare."""
         d, f = self.dims(), self.features
-        found: dict[str, float] = {"D/L": round(d["d_model"] / d["n_layer"], 2)}
-        if "d_ff" in d:
-            found["F/D"] = round(d["d_ff"] / d["d_model"], 3)
+        ratios = width_ratios(d)
+        aspect, passed = ratios.get("aspect", d["d_model"] / d["n_layer"]), ratios.get(
+            "active_width_ratio")  # fmt: skip
+        found: dict[str, float] = {"D/L": round(aspect, 2)}
+        if passed is not None or "d_ff" in d:  # of a mixture all that a token passes
+            found["F/D"] = round(d["d_ff"] / d["d_model"] if passed is None else passed, 3)
         if f.mlp_attention_ratio is not None:
             found["MLP/attention"] = round(float(f.mlp_attention_ratio), 3)
         if f.attention_width_ratio is not None:
@@ -101,7 +119,7 @@ def candidate(spec: Spec, b: Budget, name: str = "") -> Candidate:
         name=name or _name(spec, b), spec=spec, budget=b, counted=costs.counted,
         features=costs.features, loss=float(costs.expected_loss), loss_upper=float(costs.loss),
         train=costs.training, decode=costs.decode,
-        kv_bytes_per_token=_whole(costs.kv_bytes_per_token),
+        kv_bytes_per_token=_whole(costs.kv_bytes_per_token), kv_growth=_whole(costs.kv_growth),
     )  # fmt: skip
 
 
@@ -126,16 +144,43 @@ def shape_name(spec: Spec) -> str:
     """
     d = dimensions(spec)
     name = f"{d['n_layer']}x{d['d_model']}"
+    if "n_encoder_layer" in d:
+        name = f"{d['n_encoder_layer']}+{name}"
     if {"d_head", "n_head", "n_kv_head"} <= set(d):
         name += f"-h{d['d_head']}-{d['n_head']}q{d['n_kv_head']}kv"
     elif "kv_rank" in d:
         name += f"-{d['n_head']}q-r{d['kv_rank']}"
     pattern = spec.decoder.layout[-1].pattern
     if len(pattern) > 1:
-        name += f"-{len(pattern) - 1}to1"
+        name += f"-{len(pattern) - 1}to1" + ("-mamba2" if "n_ssm_head" in d else "")
     if "n_expert" in d:
         name += f"-e{d['n_expert']}k{d['top_k']}x{d['d_expert']}"
+    if scheduled(spec):
+        first, *_, last = ffn_widths(spec)
+        return f"{name}-f{first}to{last}"
     return f"{name}-f{d['d_ff']}" if "d_ff" in d else name
+
+
+def ffn_widths(spec: Spec) -> dict[int, int]:
+    """Layers of each width of a dense feed-forward, first to last."""
+    found = dict[int, int]()
+    layers = spec.decoder.occurrences()
+    for kind in spec.decoder.kinds:
+        for _, node in nodes(kind):
+            if isinstance(node, Dense):
+                found[int(node.d_ff)] = found.get(int(node.d_ff), 0) + int(layers[kind.name])
+    return found
+
+
+def scheduled(spec: Spec) -> bool:
+    """Whether a decoder without experts has feed-forwards of several widths."""
+    return not has(spec, "n_expert") and len(spec.decoder.layout) > 1 and len(ffn_widths(spec)) > 1
+
+
+def mean_ffn(spec: Spec) -> int:
+    """Mean width of its feed-forwards over layers, rounded."""
+    widths = ffn_widths(spec)
+    return round(sum(width * n for width, n in widths.items()) / sum(widths.values()))
 
 
 def difference(a: Candidate, reference: Candidate) -> Quantity:
@@ -185,7 +230,8 @@ def _of_time(c: Candidate) -> float:
 
 
 UNPRICED = {
-    "vocab_size", "top_k", "n_expert_group", "top_k_group", "kv_rank", "q_rank", "rows",
+    "vocab_size", "top_k", "n_expert_group", "top_k_group", "kv_rank", "q_rank", "d_nope", "d_rope",
+    "d_value", "rows",
 }  # fmt: skip
 """Fields whose change the loss does not price: nats of two vocabularies cannot be compared, and
 neither a law nor an ablation sees routing, ranks or learned positions."""
@@ -209,6 +255,9 @@ def findings(c: Candidate) -> list[dict[str, str]]:
         found.append({"code": code, "level": level, "field": field, "message": message})
 
     one = law(c.budget.law)
+    if not c.priced:
+        add("NOT-PRICED", "note", "loss", "no law was fitted to encoder-decoders: no loss is "
+            "claimed, shapes of this size are ranked by cost")  # fmt: skip
     if c.extrapolation > 1:
         largest = one.domain[one.counts][1]
         add(
@@ -219,7 +268,7 @@ def findings(c: Candidate) -> list[dict[str, str]]:
             f"a {one.counts} "
             f"of at most {largest / 1e9:.2g} B",
         )
-    for axis, (low, high) in one.domain.items():
+    for axis, (low, high) in one.domain.items() if c.priced else ():
         value = {"tokens": c.budget.tokens, one.counts: one.size(c.features)}.get(axis)
         if value is not None and (value < low or (value > high and axis == "tokens")):
             times = low / value if value < low else value / high
@@ -250,8 +299,8 @@ def shape_findings(dims: dict[str, int], features: Features) -> list[dict[str, s
                 f"{field} {size} is no multiple of {step}: tensor cores pad it")  # fmt: skip
     for key, limit in bounds().items():
         value, field = axis_value(dims, features, key), limit.field
-        if value is None:
-            continue
+        if value is None or (key == "attention_width_ratio" and "kv_rank" in dims):
+            continue  # the evidence on that is of grouped attention
         where = f"{key} {value:.3g}"
         if not limit.holds(value):
             add(
@@ -274,7 +323,7 @@ def axis_value(dims: dict[str, int], features: Features, axis: str) -> float | N
     if axis == "ffn_width_ratio":
         dense = features.mlp_attention_ratio is not None
         return dims["d_ff"] / dims["d_model"] if dense and "d_ff" in dims else None
-    found = getattr(features, axis, None)
+    found = width_ratios(dims).get(axis, getattr(features, axis, None))
     return None if found is None else float(found)
 
 
@@ -304,13 +353,15 @@ def to_json(c: Candidate, reference: Candidate | None = None) -> dict[str, Any]:
     b, one, p = c.budget, law(c.budget.law), c.counted
     served = serving(b)
     half = float(one.interval(c.features))
-    loss = Quantity(
-        value=c.loss, low=c.loss - half, high=c.loss + half + c.loss_upper - c.loss,
-        unit="nats/token", kind="fitted",
-        why=(f"recipe: {one.recipe}", f"law {one.name}", f"source {one.source}"),
-    ).to_json()  # fmt: skip
-    loss["law"], loss["extrapolated"] = one.name, round(c.extrapolation, 2)
-    if reference is not None:
+    loss = None
+    if c.priced:
+        loss = Quantity(
+            value=c.loss, low=c.loss - half, high=c.loss + half + c.loss_upper - c.loss,
+            unit="nats/token", kind="fitted",
+            why=(f"recipe: {one.recipe}", f"law {one.name}", f"source {one.source}"),
+        ).to_json()  # fmt: skip
+        loss["law"], loss["extrapolated"] = one.name, round(c.extrapolation, 2)
+    if loss is not None and reference is not None and reference.priced:
         loss["difference"] = difference(c, reference).to_json()
         loss["difference_to"] = reference.name
     return {
@@ -330,7 +381,7 @@ def to_json(c: Candidate, reference: Candidate | None = None) -> dict[str, Any]:
                          "gpus": b.n_gpu, "dtype": b.dtype},
         },
         "serve": {
-            "kv_bytes_per_token": c.kv_bytes_per_token,
+            "kv_bytes_per_token": c.kv_growth, "kv_bytes_per_token_held": c.kv_bytes_per_token,
             "kv_bytes": _whole(c.costs.kv_bytes),
             "tpot_seconds": decode_quantity(c.decode, b).to_json(),
             "ttft_seconds": first_token_quantity(c.costs.first_token, b).to_json(),

@@ -11,15 +11,18 @@ from scantling.errors import FieldError, UnknownNameError, nearest
 from scantling.laws import law
 from scantling.search.kinds import (
     AXES,
+    ENCODER_AXES,
     EQUAL,
     EXPERT_AXES,
     EXPERT_RATIOS,
+    KINDS,
     LATENT_AXES,
     MIXERS,
     RATIOS,
     WEIGHED,
     axes_of,
     ratio_of,
+    schedule_of,
 )
 from scantling.spec.relations import near_divisors
 from scantling.spec.workload import dtype_name, kv_dtype_name
@@ -84,8 +87,14 @@ def _check_weights(b: Budget) -> None:
 
 def _check_kinds(b: Budget) -> None:
     """Kinds of model that exist and go together."""
+    if b.kind not in KINDS:
+        raise UnknownNameError("kind", b.kind, KINDS)
+    if b.kind != "decoder":
+        _check_encoder(b)
     if b.mixer not in MIXERS:
         raise FieldError("mixer", b.mixer, "is not known", f"use {', '.join(MIXERS)}")
+    if b.schedule is not None:
+        _check_schedule(b)
     local = ratio_of(b.layout) > 0
     if local and b.mixer == "mla":
         raise FieldError("layout", b.layout, "is of grouped attention", "latent attention is full")
@@ -105,6 +114,29 @@ def _check_kinds(b: Budget) -> None:
         raise FieldError("ep", b.ep, "needs experts", "give active, as in --active 3B")
 
 
+def _check_schedule(b: Budget) -> None:
+    """A schedule of feed-forward widths is of dense decoders, and sets what d_ff would."""
+    schedule_of(b.schedule or "")
+    plain = {"moe": False, "mixer": "gqa", "layout": "full", "kind": "decoder"}
+    for name, usual in plain.items():
+        if getattr(b, name) != usual:
+            raise FieldError("schedule", b.schedule, f"does not go with {name} {getattr(b, name)}",
+                             "it is of dense decoders with attention in every layer")  # fmt: skip
+    if "d_ff" in {*b.fixed, *b.listed, *b.bounded}:
+        raise FieldError("d_ff", None, "is several widths under a schedule", "leave one out")
+
+
+def _check_encoder(b: Budget) -> None:
+    """What is not worked out beside an encoder."""
+    plain = {"moe": False, "mixer": "gqa", "layout": "full", "qk_norm": False, "pp": 1, "ep": 1,
+             "runtime": None, "prior": None, "beat": None}  # fmt: skip
+    for name, usual in plain.items():
+        if getattr(b, name) != usual:
+            raise FieldError(name, getattr(b, name), "is not worked out beside an encoder",
+                             "encoder-decoders are dense, of T5's blocks, and no law prices "
+                             "their loss")  # fmt: skip
+
+
 def _check_axes(b: Budget) -> None:
     """Fixed, listed and bounded axes: known, given once, and not contradicting each other."""
     axes = axes_of(b)
@@ -114,8 +146,9 @@ def _check_axes(b: Budget) -> None:
             known = (*axes, *ratios)
             near = nearest(name, known, 1)
             hint = f"did you mean {near[0]}?" if near else f"axes: {', '.join(known)}"
-            if name in {*AXES, *LATENT_AXES, *EXPERT_AXES}:
+            if name in {*AXES, *LATENT_AXES, *EXPERT_AXES, *ENCODER_AXES}:
                 kind = "without experts" if name in EXPERT_AXES else f"with mixer {b.mixer}"
+                kind = "without an encoder" if name == "encoder_ratio" else kind
                 hint = f"a shape {kind} has {', '.join(axes)}"
             raise FieldError(name, None, "is no axis of the search", hint)
         given = [way for way, held in (("fixed", b.fixed), ("listed", b.listed),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from msgspec import Struct
@@ -21,6 +22,7 @@ from scantling.search.candidate import (
     candidate,
     difference,
     power_of_two,
+    scheduled,
 )
 from scantling.search.kept import limits_of, priced
 from scantling.search.set_by import SET_BY
@@ -29,6 +31,8 @@ from scantling.search.space import (
     HEAD_WIDTHS,
     depth_step,
     limits,
+    said,
+    split,
 )
 from scantling.spec import Spec, check, dimensions, divisors, has, read, vary
 from scantling.units import count_text
@@ -123,7 +127,8 @@ def explain(c: Candidate, field: str, *, existing: bool = False) -> Reason:
     value: Any = c.spec.tied if field == "tied" else int(read(c.spec, field))
     set_by, source = _is(c, field, value) if existing else _set_by(c, field, value)
     near: list[Neighbour] = []
-    for other, changes, note in _steps(c, field, value, existing):
+    alone = existing or not (field in BY_WIDTH or (field == "d_ff" and scheduled(c.spec)))
+    for other, changes, note in _steps(c, field, value, existing) if alone else ():
         try:
             check(vary(c.spec, **changes))
             hold = field not in {"d_ff", *SPARSE}
@@ -177,6 +182,8 @@ HF_NAMES = {
 }  # fmt: skip
 """What people type for a field, and its name here."""
 
+BY_WIDTH = {"n_key_head", "n_value_head", "d_inner", "n_ssm_head", "d_state"}
+"""Fields of mixers with a state, which the width decides."""
 SPARSE = {"n_expert", "top_k", "d_expert", "d_shared"}
 """Fields whose neighbours change the size: no dense FFN width can hold it."""
 
@@ -202,7 +209,7 @@ def _is(c: Candidate, field: str, value: Any) -> tuple[str, str]:
         if "n_head" in d and "d_head" in d and d["n_head"] * d["d_head"] == value:
             text += f"; {d['n_head']} heads of {d['d_head']}"
         return text, "nvidia-matmul-guide"
-    if field in SET_BY:
+    if field in SET_BY and field not in BY_WIDTH:
         return SET_BY[field](c, value)
     return f"{count_text(value)}; a multiple of {power_of_two(int(value))}", "nvidia-matmul-guide"
 
@@ -236,7 +243,7 @@ def _steps(
     found: list[tuple[Any, dict[str, Any], str]] = []
     if existing and field in {"d_model", "d_ff", "vocab_size"} and value > 2:
         found.append((value - 1, {field: value - 1}, UNALIGNED))
-    if field == "n_layer":
+    if field in {"n_layer", "n_encoder_layer"}:
         by = 1 if existing else depth_step(c.budget)
         found += [(v, {field: v}, "") for v in (value - by, value + by) if v > 0]
     elif field in {"d_model", "d_ff"}:
@@ -252,7 +259,10 @@ def _steps(
                 found.append((same, _same_width(spec, value, same), "same attention width"))
     elif field == "n_head":
         unit = int(read(spec, "n_kv_head")) if has(spec, "n_kv_head") else 1
-        found += [(v, {field: v}, "") for v in (value - unit, value + unit) if v > 0]
+        own = not existing and unit == value  # a KV head each, and so the neighbours
+        unit = unit if existing else math.lcm(1 if own else unit, split(c.budget))
+        found += [(v, {field: v} | ({"n_kv_head": v} if own else {}), "")
+                  for v in (value - unit, value + unit) if v > 0]  # fmt: skip
     elif field == "n_kv_head":
         found += [(v, {field: v}, "") for v in _around(divisors(int(spec.n_head)), value)]
     elif field == "vocab_size":
@@ -286,13 +296,14 @@ def _neighbour(
 ) -> Neighbour:
     """Price a neighbour; held at the same total by the FFN width where one can be solved."""
     spec: Spec = vary(c.spec, **changes)
-    if hold and has(spec, "d_ff") and not has(spec, "n_expert"):
+    if hold and has(spec, "d_ff") and not has(spec, "n_expert") and not scheduled(spec):
         width = int(c.dims()["d_ff"])
         multiple = min(power_of_two(width), c.budget.multiple)
         spec = vary(spec, d_ff=solve_width(spec, int(c.counted.total), multiple))
     other = candidate(spec, c.budget)
+    loss = difference(other, c) if c.priced and not UNPRICED & set(changes) else None
     return Neighbour(
-        value, None if UNPRICED & set(changes) else difference(other, c), other.days / c.days - 1,
+        value, loss, other.days / c.days - 1,
         other.kv_bytes_per_token / c.kv_bytes_per_token - 1 if c.kv_bytes_per_token else 0.0,
         float(other.decode.value_s / c.decode.value_s) - 1,
         int(other.counted.total - c.counted.total), note, _others(c, other),
@@ -336,9 +347,9 @@ def _set_by(c: Candidate, field: str, value: Any) -> tuple[str, str]:
     """What set a field: the user, a rule, a bound, or the weighing of the objectives."""
     b = c.budget
     if field in b.fixed:
-        return f"fixed by --fix {field}={value}", "you"
+        return f"fixed by {said(b, field, '--fix')}" + f"={value}" * (field not in b.origin), "you"
     if field in b.bounded and value in {b.bounded[field].low, b.bounded[field].high}:
-        return f"on the bound of --bound {field}", "you"
+        return f"on the bound of {said(b, field, '--bound')}", "you"
     return SET_BY[field](c, value)
 
 

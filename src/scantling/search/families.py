@@ -32,6 +32,7 @@ from scantling.search.axes import (
     widths,
 )
 from scantling.search.budget import Budget, ratio_of
+from scantling.search.kinds import EVEN, PARTS, hybrids, schedule_of
 from scantling.spec import (
     Block,
     Branch,
@@ -42,8 +43,10 @@ from scantling.spec import (
     GroupedAttention,
     LatentAttention,
     Layer,
+    Mamba2,
     Norm,
     QKNorm,
+    RelativeBias,
     Rope,
     Router,
     Run,
@@ -65,9 +68,15 @@ THETA = 500_000.0
 """Base of rotary positions; no count and no cost depends on it."""
 DELTA_HEAD = 128
 """Head width of the gated delta rule, as Qwen3-Next and Qwen3.5 have it."""
+MAMBA_HEAD = 64
+"""Head width of Mamba-2, whose heads together are twice the width: Bamba, Nemotron-H, Granite 4."""
+STATE = 128
+"""State of each of its channels, likewise."""
 FULL = Full()
 SUNK: dict[str, Any] = {"qkv_bias": True, "out_bias": True, "sinks": True, "qk_norm": None}
 """Attention of gpt-oss."""
+PART_NAMES = tuple(f"part_{n}" for n in range(1, PARTS + 1))
+"""Kinds of layer of a schedule, first to last."""
 HYBRID_RATIOS = (3, 7)
 """State layers to one of attention: 1 in 4 to 1 in 8."""
 
@@ -95,14 +104,38 @@ class Family(Struct, frozen=True):
     removed: dict[str, int]
     """How many shapes each of these removed; one shape can break several."""
 
+    parts: tuple[str, ...] = ()
+    """Kinds of layer that share the depth equally, each with a width of its own."""
+
+    @property
+    def mean_width(self) -> float:
+        """Mean width of the feed-forwards in units of the solved one."""
+        return sum(self.solved.values()) / len(self.parts) if self.parts else 1
+
+    def stacks(self, depth: Any) -> dict[str, Any]:
+        """Every depth of shapes, under the names ``vary`` knows."""
+        found = {"n_layer": depth}
+        if self.encoder:
+            found["n_encoder_layer"] = depth * self.encoder
+        return found | {f"{name}__n_layer": depth // len(self.parts) for name in self.parts}
+
+    @property
+    def encoder(self) -> int:
+        """Layers of the encoder to one of the decoder; 0 without one."""
+        return 0 if self.spec.encoder is None else int(self.spec.encoder.n_layer)
+
     @property
     def columns(self) -> tuple[str, ...]:
         """The dimensions of a shape of this family."""
-        return ("n_layer", *self.rows, *(name for name in self.solved if name not in self.rows))
+        return (
+            *self.stacks(1),
+            *self.rows,
+            *(name for name in self.solved if name not in self.rows),
+        )
 
     def dims(self, row: Any, depth: Any, width: Any) -> dict[str, Any]:
         """Dimensions of shapes: places in the rows, depths, and solved widths."""
-        found = {"n_layer": depth} | {name: column[row] for name, column in self.rows.items()}
+        found = self.stacks(depth) | {name: column[row] for name, column in self.rows.items()}
         for name, times in self.solved.items():
             if name not in found:
                 found[name] = width * (times[row] if hasattr(times, "dtype") else times)
@@ -132,12 +165,18 @@ def families(b: Budget) -> Iterator[Family]:
     """Every structure a budget asks for, with all its rows."""
     rows = _mixer_rows(b)
     for spec, shared in templates(b):
-        yield _family(b, spec, rows, shared)
+        yield _family(b, spec, rows | _state_rows(b, spec, rows["d_model"]), shared)
 
 
 def templates(b: Budget) -> Iterator[tuple[Spec, int]]:
     """Every structure with its shared experts; dimensions are 1 or 2 until they are varied."""
     context = max(b.train_context, b.serve_context)
+    if b.kind != "decoder":
+        for vocab_size in values(b, "vocab_size", (b.vocab_size,)):
+            for ratio in values(b, "encoder_ratio", EVEN):
+                encoder, decoder = _both(ratio)
+                yield Spec(1, vocab_size, decoder, tied=bool(b.tied), encoder=encoder), 0
+        return
     for vocab_size in values(b, "vocab_size", (b.vocab_size,)):
         for tied in (False, True) if b.tied is None else (b.tied,):
             for kinds, layout, shared in _structures(b):
@@ -155,7 +194,8 @@ def _family(b: Budget, spec: Spec, rows: dict[str, NDArray[np.int64]], shared: i
     """The rows of a mixer that keep its limits, each with every choice of experts and widths."""
     import numpy as np
 
-    first, last = depths_of(b, rows["d_model"])
+    ratio = 0 if spec.encoder is None else int(spec.encoder.n_layer)
+    first, last = depths_of(b, rows["d_model"], ratio)
     first = np.maximum(first, np.searchsorted(depths(b), _least_depth(spec)))
     counts = np.maximum(last - first + 1, 0)
     limits = _limits(b, spec, rows)
@@ -165,6 +205,10 @@ def _family(b: Budget, spec: Spec, rows: dict[str, NDArray[np.int64]], shared: i
     every = {name: np.repeat(column[keep], n) for name, column in rows.items()}
     every |= {name: np.tile(chosen[:, i], len(keep)) for i, name in enumerate(names)}
     solved: dict[str, Any] = {lead: 1}
+    parts = tuple(kind.name for kind in spec.decoder.kinds) if b.schedule is not None else ()
+    if b.schedule is not None:
+        widths_ = zip(parts, schedule_of(b.schedule), strict=True)
+        solved = {f"{name}__d_ff": times for name, times in widths_}
     if lead == "d_expert":
         if shared:
             solved["d_shared"] = shared
@@ -173,7 +217,7 @@ def _family(b: Budget, spec: Spec, rows: dict[str, NDArray[np.int64]], shared: i
     return Family(
         spec, every, solved, lead, np.repeat(first[keep], n), np.repeat(counts[keep], n),
         int(counts.sum()) * n,
-        {name: int(counts[~mask].sum()) * n for name, mask in limits.items()},
+        {name: int(counts[~mask].sum()) * n for name, mask in limits.items()}, parts,
     )  # fmt: skip
 
 
@@ -207,9 +251,11 @@ def _limits(b: Budget, spec: Spec, rows: dict[str, NDArray[np.int64]]) -> dict[s
         found |= head_limits(b, rows["n_head"], rows["n_kv_head"])
     else:
         found[f"heads split over {split(b)}"] = rows["n_head"] % split(b) == 0
+    if "n_ssm_head" in rows:
+        found[f"state heads split over {split(b)}"] = rows["n_ssm_head"] % split(b) == 0
     for name, mask in masks(vary(spec, **rows)):
         found[name] = np.broadcast_to(mask, len(rows["n_head"]))
-    if b.tied is None:
+    if b.tied is None and spec.encoder is None:
         small = rows["d_model"] * spec.vocab_size <= TIE_ABOVE * passed(b)
         found["tying rule"] = ~small if spec.tied else small
     if b.runtime is not None:
@@ -241,12 +287,14 @@ Structure: TypeAlias = tuple[tuple[Layer, ...], tuple[Run, ...], int]
 
 def _structures(b: Budget) -> Iterator[Structure]:
     """Layer kinds and layouts of a mixer and a feed-forward."""
-    if b.mixer == "hybrid":
-        ratios = HYBRID_RATIOS if b.layout == "full" else (ratio_of(b.layout),)
-        for n in ratios:
-            own = _experts(shared=1, gate=True) if b.moe else Dense(1)
-            kinds = (_layer("gated_delta", _delta(), own), _layer("attention", _gated(), own))
-            yield kinds, (Run(("gated_delta",) * n + ("attention",), 1),), int(b.moe)
+    for name in hybrids(b):
+        delta = name == "gated-delta"
+        state, beside = (_delta(), _gated()) if delta else (_mamba(b), _half_turned(b))
+        own, word = _experts(shared=1, gate=delta) if b.moe else Dense(1), name.replace("-", "_")
+        kinds = (_layer(word, state, own), _layer("attention", beside, own))
+        for n in HYBRID_RATIOS if b.layout == "full" else (ratio_of(b.layout),):
+            yield kinds, (Run((word,) * n + ("attention",), 1),), int(b.moe)
+    if hybrids(b):
         return
     mixer = _latent() if b.mixer == "mla" else _grouped(b)
     if b.layout != "full":
@@ -258,10 +306,26 @@ def _structures(b: Budget) -> Iterator[Structure]:
             local, wide = replace(local, **SUNK), replace(wide, **SUNK)
         kinds = (_layer("local", local, ffn), _layer("global", wide, ffn))
         yield kinds, (Run(("local",) * n + ("global",), 1),), 0
+    elif b.schedule is not None:
+        yield (tuple(_layer(name, mixer, Dense(1)) for name in PART_NAMES),
+               tuple(Run((name,), 1) for name in PART_NAMES), 0)  # fmt: skip
     elif not b.moe:
         yield (_layer("layer", mixer, Dense(1)),), (Run(("layer",), 1),), 0
     else:
         yield from _sparse(b, mixer)
+
+
+def _both(ratio: int) -> tuple[Stack, Stack]:
+    """An encoder of so many layers and a decoder of one, of the blocks of T5 v1.1."""
+    inside = GroupedAttention(1, 1, 2, position=RelativeBias(), causal=False, scale=1.0)
+    own, cross = replace(inside, causal=True), replace(inside, position=None, cross=True)
+    norm, ffn = Norm(), Dense(1, activation="gelu_new")
+    encoder, decoder = (
+        Layer("layer", tuple(Block((Branch(module),), pre=norm) for module in modules))
+        for modules in ((inside, ffn), (own, cross, ffn))
+    )
+    return (Stack((encoder,), (Run(("layer",), ratio),), norm),
+            Stack((decoder,), (Run(("layer",), 1),), norm))  # fmt: skip
 
 
 def _sparse(b: Budget, mixer: Any) -> Iterator[Structure]:
@@ -301,6 +365,21 @@ def _delta() -> GatedDelta:
     return GatedDelta(1, 1, d_key=DELTA_HEAD, d_state_value=DELTA_HEAD, d_conv=4)
 
 
+def _half_turned(b: Budget) -> GroupedAttention:
+    """Attention of Bamba, half of each head turned, or of Granite 4 with its experts.
+
+    That has no positions and multiplies scores by 1/128, which no count depends on.
+    """
+    if b.moe:
+        return GroupedAttention(1, 1, 4, scale=1 / 128)
+    return GroupedAttention(1, 1, 4, position=Rope(THETA, fraction=0.5))
+
+
+def _mamba(b: Budget) -> Mamba2:
+    """Groups of keys that split like the heads: 8 in Nemotron-H, 1 in small models."""
+    return Mamba2(2, 1, n_group=split(b), d_state=STATE, d_conv=4)
+
+
 def _latent() -> LatentAttention:
     return LatentAttention(
         n_head=1, kv_rank=1, d_nope=1, d_rope=2, d_value=1, q_rank=1, position=Rope(THETA)
@@ -328,12 +407,20 @@ def _mixer_rows(b: Budget) -> dict[str, NDArray[np.int64]]:
         return _columns(names, np.array(found, dtype=np.int64).reshape(-1, len(names)))
     none = np.empty((0, 4), dtype=np.int64)
     table = np.concatenate([none, *(grouped_rows(b, width) for width in widths(b))])
-    rows = _columns(("d_model", "d_head", "n_head", "n_kv_head"), table)
-    if b.mixer != "hybrid":
-        return rows
-    # keys as wide as the stream and values twice that, in heads that split like the others
-    keys: Any = round_up(np.maximum(rows["d_model"] // DELTA_HEAD, 1), split(b))
-    return rows | {"n_key_head": keys, "n_value_head": 2 * keys}
+    return _columns(("d_model", "d_head", "n_head", "n_kv_head"), table)
+
+
+def _state_rows(b: Budget, spec: Spec, width: Any) -> dict[str, Any]:
+    """Dimensions of mixers with a state, which the width decides."""
+    import numpy as np
+
+    if has(spec, "n_key_head"):
+        # keys as wide as the stream and values twice that, in heads that split like the others
+        keys: Any = round_up(np.maximum(width // DELTA_HEAD, 1), split(b))
+        return {"n_key_head": keys, "n_value_head": 2 * keys}
+    if has(spec, "n_ssm_head"):
+        return {"d_inner": 2 * width, "n_ssm_head": np.maximum(2 * width // MAMBA_HEAD, 1)}
+    return {}
 
 
 def _columns(names: tuple[str, ...], table: NDArray[np.int64]) -> dict[str, NDArray[np.int64]]:

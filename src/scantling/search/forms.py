@@ -32,6 +32,10 @@ if TYPE_CHECKING:
 QUANTITIES = ("total", "active", "mlp", "attention")
 
 
+ENCODER = "encoder"
+"""The one kind of layer of an encoder."""
+
+
 class Form(Struct, frozen=True):
     """One quantity of a family: what lies outside layers, and by kind a and b of a + b F."""
 
@@ -54,42 +58,52 @@ class Form(Struct, frozen=True):
         return constant, slope
 
 
-def forms(family: Family, kv_dtype: str) -> dict[str, Form]:
-    """Total, active, feed-forward and attention parameters and KV bytes a token of a family."""
+def forms(family: Family, b: Budget) -> dict[str, Form]:
+    """Total, active, feed-forward and attention parameters of a family, and its cache.
+
+    The cache is that of a sequence at the serving context of the budget, in bytes.
+    """
     import numpy as np
 
     count = len(next(iter(family.rows.values())))
     every = np.arange(count)
-    found: dict[str, tuple[Any, dict[str, Any]]] = {}
-    for kind in family.spec.decoder.kinds:
-        # outside and one layer, two layers, and one layer of a width more
-        one, two, wider = (
-            _quantities(_only(family, kind.name, every, n, width), kv_dtype)
-            for n, width in ((1, 0), (2, 0), (1, 1))
-        )
+    outside: dict[str, Any] = {}
+    slopes: dict[str, dict[str, Any]] = {}
+    kinds = [kind.name for kind in family.spec.decoder.kinds]
+    for kind in (*kinds, *((ENCODER,) if family.encoder else ())):
+        # outside and one layer, two layers, and both of a width more
+        one, two, wider, widest = (
+            _quantities(_only(family, kind, every, n, width), b)
+            for width in (0, 1) for n in (1, 2)
+        )  # fmt: skip
         for name, value in one.items():
             layer = two[name] - value
-            outside, kinds = found.setdefault(name, (_column(value - layer, count), {}))
-            kinds[kind.name] = (_column(layer, count), _column(wider[name] - value, count))
-            assert outside is found[name][0]
-    return {name: Form(outside, kinds) for name, (outside, kinds) in found.items()}
+            # beside one layer of an encoder, which is no more outside than the decoder's is
+            outside[name] = outside[name] - layer if kind == ENCODER else value - layer
+            slope = widest[name] - wider[name] - layer
+            slopes.setdefault(name, {})[kind] = (_column(layer, count), _column(slope, count))
+    return {name: Form(_column(value, count), slopes[name]) for name, value in outside.items()}
 
 
 def _only(family: Family, kind: str, row: Any, n: int, width: int) -> Spec:
-    """The rows of a family with n layers of one kind alone."""
-    dims = family.dims(row, n, width)
-    del dims["n_layer"]
+    """The rows of a family with n layers of one kind alone, beside one of an encoder if any."""
+    dims = {name: value for name, value in family.dims(row, n, width).items()
+            if name not in family.stacks(n)}  # fmt: skip
+    if family.encoder:
+        dims["n_encoder_layer"] = n if kind == ENCODER else 1
     spec = vary(family.spec, **dims)
+    if kind == ENCODER:
+        return spec
     stack = replace(spec.decoder, kinds=(spec.decoder.kind(kind),), layout=(Run((kind,), n),))
     return replace(spec, decoder=stack)
 
 
-def _quantities(spec: Spec, kv_dtype: str) -> dict[str, Any]:
+def _quantities(spec: Spec, b: Budget) -> dict[str, Any]:
     p = parameters(spec)
     return {
         "total": p.total, "active": p.active, "mlp": mlp_parameters(p),
         "attention": attention_parameters(p),
-        "kv": kv_cache(spec, context=1, kv_dtype=kv_dtype).bytes_per_token,
+        "kv": kv_cache(spec, 1, b.serve_context, b.kv_dtype).bytes,
     }  # fmt: skip
 
 
@@ -112,6 +126,7 @@ class Counted(Struct, frozen=True):
     total: Any
     active: Any
     kv: Any
+    """Cache of a sequence at the serving context, bytes."""
     mlp: Any
     attention: Any
 
@@ -124,12 +139,17 @@ def count(
     family: Family, found: dict[str, Form], index: int, row: Any, depth: Any, b: Budget
 ) -> Counted:
     """Count shapes; the width brings the total nearest to the budget, as ``solve_width`` does."""
-    layers = vary(family.spec, n_layer=depth).decoder.occurrences()
+    spec = vary(family.spec, **family.stacks(depth))
+    layers: dict[str, Any] = {**spec.decoder.occurrences()}
+    if family.encoder:
+        layers[ENCODER] = depth * family.encoder
     constant, slope = found["total"].at(row, layers)
     if family.lead in family.rows:
         width = family.rows[family.lead][row]
     else:
         multiple = width_multiple(b, family.lead)
+        if family.parts:  # each of several widths is some units, so units are half as wide
+            multiple = math.gcd(b.multiple, 64) * b.tp
         step = slope * multiple
         width = maximum((2 * (b.params - constant) + step) // (2 * step), 1) * multiple
     values = {"total": constant + slope * width}

@@ -120,5 +120,5 @@ def _closest(c: Any, near: Near, b: Budget) -> dict[str, Any]:
         "name": c.name, "dims": c.dims(), **c.dims(), "tied": c.spec.tied,
         "total": int(c.counted.total), "needs": near.needs, "training_days": c.days,
         "loss": c.loss, "decode_s": float(c.decode.value_s), "hf_config": hf_config(c.spec),
-        "kv_bytes_per_token": c.kv_bytes_per_token, "tokens": b.tokens,
+        "kv_bytes_per_token": c.kv_growth, "tokens": b.tokens,
     }  # fmt: skip

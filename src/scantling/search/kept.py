@@ -29,10 +29,11 @@ class Limit(NamedTuple):
 
     def text(self) -> str:
         """The limit in words, with what is allowed and what the shape has."""
-        if self.name == "parameters":
+        if self.name in SIZES:
             wanted = ((self.low or 0) + (self.high or 0)) / 2
             off, room = self.value / wanted - 1, (self.high or 0) / wanted - 1
-            return f"the size ({off:+.2%} of {count_text(wanted)}, ±{room:.2%} allowed)"
+            what = SIZES[self.name]
+            return f"the {what} ({off:+.2%} of {count_text(wanted)}, ±{room:.2%} allowed)"
         if self.name.startswith("split"):
             return f"the {self.name}, {self.value:g} left over"
         show = SHOW.get(self.unit, "{:.4g}".format)
@@ -42,6 +43,7 @@ class Limit(NamedTuple):
         return f"{self.name} {allowed} ({show(self.value)})"
 
 
+SIZES = {"parameters": "size", "active parameters": "active size"}
 SHOW: dict[str, Callable[[float], str]] = {"bytes": bytes_text, "s": seconds_text}
 
 
@@ -85,6 +87,9 @@ def limits_of(c: Candidate) -> list[Limit]:
     """
     b = c.budget
     found = [size_limit(c)]
+    if b.active is not None:
+        low, high = (b.active * (1 + sign * b.active_tolerance) for sign in (-1, 1))
+        found.append(Limit("active parameters", float(c.counted.active), low, high))
     costs = c.costs
     found += [Limit(one.name, float(getattr(costs, one.of)), None, one.most, one.unit)
               for one in limits(b)]  # fmt: skip

@@ -60,7 +60,7 @@ class Rung(Struct, frozen=True):
             "size": self.size, "feasible": True, "name": c.name, "dims": c.dims(),
             "shape": c.shape(), "tied": c.spec.tied, "params": int(c.counted.total),
             "active": int(c.counted.active), "hf_config": hf_config(c.spec), "days": c.days,
-            "tokens": c.budget.tokens, "kv_bytes_per_token": c.kv_bytes_per_token, **self.advice,
+            "tokens": c.budget.tokens, "kv_bytes_per_token": c.kv_growth, **self.advice,
         }  # fmt: skip
 
 

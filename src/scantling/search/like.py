@@ -15,7 +15,15 @@ from scantling.errors import FieldError, ScantlingError
 from scantling.search.budget import Budget, budget
 from scantling.search.candidate import Candidate, candidate, difference
 from scantling.search.legal import legal_heads
-from scantling.spec import GroupedAttention, LatentAttention, Spec, Window, has
+from scantling.spec import (
+    GatedDelta,
+    GroupedAttention,
+    LatentAttention,
+    Mamba2,
+    Spec,
+    Window,
+    has,
+)
 from scantling.spec.vary import nodes
 
 if TYPE_CHECKING:
@@ -82,7 +90,8 @@ def _kinds(spec: Spec) -> dict[str, Any]:
     found: dict[str, Any] = {}
     parts = [node for _, node in nodes(spec.decoder)]
     if any(isinstance(node, RECURRENT) for node in parts):
-        return {"mixer": "hybrid"}
+        delta, mamba = (any(isinstance(n, kind) for n in parts) for kind in (GatedDelta, Mamba2))
+        return {"mixer": "gated-delta" if delta else "mamba2" if mamba else "hybrid"}
     if any(isinstance(node, LatentAttention) for node in parts):
         return {"mixer": "mla"}
     windows = {int(n.window) for n in parts if isinstance(n, Window)}

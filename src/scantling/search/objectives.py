@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from scantling import catalog
 from scantling.arith import Num, minimum, product, round_up
-from scantling.costs.cache import kv_cache
+from scantling.costs.cache import KVCache, kv_cache
 from scantling.costs.count import Parameters, flops, parameters
 from scantling.costs.estimate import (
     DAY_S,
@@ -32,7 +32,7 @@ from scantling.costs.serving_memory import ServingMemory, Split, serving_memory
 from scantling.costs.serving_scheme import Numbers, numbers
 from scantling.costs.serving_speed import speed
 from scantling.hardware import Chip, chip
-from scantling.laws import Features, law, prior_terms
+from scantling.laws import Features, Price, law, prior_terms
 from scantling.laws.vocabulary import tokens_per_character
 from scantling.ops import operators
 from scantling.search.budget import OBJECTIVES, Budget
@@ -157,12 +157,16 @@ class Costs:
 
     @cached_property
     def raw_loss(self) -> Num:
-        """The law's own."""
+        """The law's own; of an encoder-decoder, which none prices, the same for all."""
+        if self.spec.encoder is not None:
+            return 0.0
         return law(self.budget.law).loss(self.features)
 
     @cached_property
     def prior(self) -> Any:
         """What the axes add that no law prices."""
+        if self.spec.encoder is not None:
+            return Price(0.0, 0.0)
         one = law(self.budget.law)
         return prior_terms(self.features, self.raw_loss, one.reference_ratio, one.form_name)
 
@@ -293,9 +297,23 @@ class Costs:
         return cost.value_s
 
     @cached_property
+    def _cache(self) -> KVCache:
+        b = self.budget
+        return kv_cache(self.spec, 1, b.serve_context, b.kv_dtype)
+
+    @property
     def kv_bytes_per_token(self) -> Num:
-        """Growth of the cache of one sequence by a token."""
-        return kv_cache(self.spec, kv_dtype=self.budget.kv_dtype).bytes_per_token
+        """The cache of one sequence at the serving context over its tokens, which is what is paid.
+
+        Where every layer attends to all, what a token adds. A layer with a window w holds
+        min(S, w) of S tokens, and a recurrent one a state that S tokens share.
+        """
+        return self._cache.bytes / self.budget.serve_context
+
+    @property
+    def kv_growth(self) -> Num:
+        """What a token adds to it while no window is full."""
+        return self._cache.bytes_per_token
 
     @cached_property
     def kv_bytes(self) -> Num:

@@ -96,6 +96,7 @@ def restricted(model: catalog.Loaded, given: Mapping[str, Any]) -> Budget:
     fixed: dict[str, int] = dict(known.pop("fixed", {}))
     bounded: dict[str, Range] = dict(known.pop("bounded", {}))
     listed: dict[str, tuple[int, ...]] = dict(known.pop("listed", {}))
+    asked_for = {*fixed, *bounded, *listed}
     for field, only in {"d_head": (int(spec.d_head),), "n_kv_head": divisors(int(spec.n_kv_head)),
                         **({"d_expert": (int(spec.d_ff),)} if sparse else {})}.items():  # fmt: skip
         asked = listed.pop(field, (fixed.pop(field),) if field in fixed else None)
@@ -121,7 +122,8 @@ def restricted(model: catalog.Loaded, given: Mapping[str, Any]) -> Budget:
             if value > most:
                 raise FieldError(field, value, f"is more than the {most:,} of {model.name}",
                                  "weights can be pruned, not grown")  # fmt: skip
-    b = budget(**known, fixed=fixed, bounded=bounded, listed=listed)
+    origin = dict.fromkeys(sorted({*fixed, *bounded, *listed} - asked_for), model.name)
+    b = budget(**known, fixed=fixed, bounded=bounded, listed=listed, origin=origin)
     size = int(parameters(spec).total)
     if not sparse and b.params > size * (1 + b.tolerance) and b.vocab_size <= spec.vocab_size:
         raise FieldError("params", f"{b.params:,}", f"is more than the {size:,} of {model.name}",

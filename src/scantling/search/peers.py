@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from scantling import catalog
@@ -48,6 +49,33 @@ def peer_range(total: int, which: str, tail: float = 0.05) -> tuple[float, float
     return _quantile(values, tail), _quantile(values, 1 - tail), len(values)
 
 
+def width_ratios(d: Mapping[str, Any]) -> dict[str, float]:
+    """Widths over D that dimensions say: of an expert, of all a token passes, of all heads.
+
+    Args:
+        d: Dimensions (``spec.dimensions``). Latent attention has its keys without the rotary part,
+            an encoder-decoder its width over the mean depth of both.
+
+    Example:
+        >>> found = width_ratios(dimensions(catalog.model("deepseek-v3")))
+        >>> [round(found[name], 3) for name in ("active_width_ratio", "attention_width_ratio")]
+        [2.571, 2.286]
+    """
+    width, found = d["d_model"], dict[str, float]()
+    if "n_encoder_layer" in d:
+        found["aspect"] = 2 * width / (d["n_layer"] + d["n_encoder_layer"])
+    if "d_expert" in d:
+        found["expert_width_ratio"] = d["d_expert"] / width
+        passed = d["top_k"] * d["d_expert"] + d.get("d_shared", 0)
+        found["active_width_ratio"] = passed / width
+    if "d_head" in d and "n_kv_head" in d:
+        found["attention_width_ratio"] = d["n_head"] * d["d_head"] / width
+    elif "d_nope" in d:
+        found["attention_width_ratio"] = d["n_head"] * d["d_nope"] / width
+        found["latent_width_ratio"] = found["attention_width_ratio"]
+    return found
+
+
 @functools.cache
 def sparse() -> tuple[tuple[int, dict[str, float], str], ...]:
     """Parameters, ratios and name of models with experts since 2023, each shape once."""
@@ -59,18 +87,10 @@ def sparse() -> tuple[tuple[int, dict[str, float], str], ...]:
         d: dict[str, Any] = dimensions(spec)
         if "n_expert" not in d:
             continue
-        width, expert = d["d_model"], d["d_expert"]
-        ratios = {
-            "aspect": width / d["n_layer"], "active_share": d["top_k"] / d["n_expert"],
-            "expert_width_ratio": expert / width,
-            "active_width_ratio": (d["top_k"] * expert + d.get("d_shared", 0)) / width,
+        ratios = width_ratios(d) | {
+            "aspect": d["d_model"] / d["n_layer"], "active_share": d["top_k"] / d["n_expert"],
             "active": float(count.parameters(spec).active) / entry.parameters,
         }  # fmt: skip
-        if "d_head" in d and "n_kv_head" in d:
-            ratios["attention_width_ratio"] = d["n_head"] * d["d_head"] / width
-        elif "d_nope" in d:
-            ratios["attention_width_ratio"] = d["n_head"] * d["d_nope"] / width
-            ratios["latent_width_ratio"] = ratios["attention_width_ratio"]
         found.setdefault(tuple(d.items()), (entry.parameters, ratios, name))
     return tuple(found.values())
 

@@ -183,7 +183,7 @@ class PriorPrice(Struct, frozen=True):
         for key, c in (("choice", self.choice), ("free", self.free)):
             if c is not None:
                 found[key] = {"name": c.name, "dims": c.dims(), "days": c.days,
-                              "kv_bytes_per_token": c.kv_bytes_per_token,
+                              "kv_bytes_per_token": c.kv_growth,
                               "tpot_seconds": float(c.decode.value_s)}  # fmt: skip
         if self.choice is not None and self.free is not None:
             one, other = self.choice, self.free

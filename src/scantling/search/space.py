@@ -23,11 +23,12 @@ from scantling.search.axes import (
     head_limits,
     limit,
     limits,
+    said,
     split,
     unpriced,
 )
 from scantling.search.budget import Budget
-from scantling.search.families import Family, families
+from scantling.search.families import PART_NAMES, Family, families
 from scantling.spec import Spec, vary
 
 if TYPE_CHECKING:
@@ -37,8 +38,10 @@ if TYPE_CHECKING:
 CHUNK = 65_536
 """Shapes at once: the arrays of a chunk stay in cache."""
 ORDER = (
-    "n_layer", "d_model", "d_head", "n_head", "n_kv_head", "kv_rank", "q_rank", "d_nope", "d_rope",
-    "d_value", "n_key_head", "n_value_head", "n_expert", "top_k", "d_expert", "d_shared", "d_ff",
+    "n_layer", "n_encoder_layer", "d_model", "d_head", "n_head", "n_kv_head", "kv_rank", "q_rank",
+    "d_nope", "d_rope", "d_value", "n_key_head", "n_value_head", "d_inner", "n_ssm_head",
+    "n_expert", "top_k", "d_expert", "d_shared", "d_ff",
+    *(f"{name}__{field}" for name in PART_NAMES for field in ("n_layer", "d_ff")),
 )  # fmt: skip
 """Columns of a table of shapes; those that no family has are left out."""
 
@@ -163,5 +166,5 @@ def list_legal(d_model: int, tp: int = 1, b: Budget | None = None) -> list[dict[
 
 __all__ = [
     "ASPECT", "CHUNK", "HEAD_WIDTHS", "TIE_ABOVE", "Axis", "Part", "Space", "depth_step", "limit",
-    "limits", "list_legal", "space", "split", "unpriced",
+    "limits", "list_legal", "said", "space", "split", "unpriced",
 ]  # fmt: skip

@@ -97,7 +97,7 @@ def feasibility(c: Counted, b: Budget) -> dict[str, NDArray[np.bool_]]:
             column = c.family.dims(c.row, c.depth, c.width)[name]
             found[f"{name} as bounded"] = (column >= asked.low) & (column <= asked.high)
     if b.kv_bytes_per_token is not None:
-        found[KV_LIMIT] = c.kv <= b.kv_bytes_per_token
+        found[KV_LIMIT] = c.kv <= b.kv_bytes_per_token * b.serve_context
     return {name: np.broadcast_to(mask, len(share)) for name, mask in found.items()}
 
 
@@ -111,7 +111,7 @@ def _ratio(c: Counted, name: str) -> Any:
     if name == "active_width_ratio":
         times = c.family.rows["top_k"][c.row] + c.family.solved.get("d_shared", 0)
         return times * c.width / width
-    return c.width / width
+    return c.width * c.family.mean_width / width
 
 
 def sweep(
@@ -184,7 +184,7 @@ def _kept(
     """The shapes that keep every cheap limit, family by family and in order."""
     import numpy as np
 
-    found = [forms(f, b.kv_dtype) if len(f.counts) else {} for f in space.families]
+    found = [forms(f, b) if len(f.counts) else {} for f in space.families]
     for some in space.chunks(chunk):
         family = space.families[some.index]
         counted = count(family, found[some.index], some.index, some.row, some.depth, b)

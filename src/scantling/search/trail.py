@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from scantling.search.budget import Budget
-from scantling.search.kept import limits_of
+from scantling.search.kept import SIZES, limits_of
 from scantling.search.space import limits
 from scantling.units import count_text
 
@@ -59,8 +59,9 @@ def trail(front: Front) -> list[dict[str, Any]]:
         ]
         flat = "as far as the law knows they are one shape, so cost ranks them"
         told = f"{len(front.equal)} of the {n} have a loss the law cannot tell from the best"
+        told += f", within {front.equal_within:.4f} nats: {flat}"
         found["equal"] = [
-            f"{told}, within {front.equal_within:.4f} nats: {flat}",
+            told if c.priced else "no law prices the loss of encoder-decoders, so cost ranks all",
             *(f"{place}: {front.candidates[i].name}"
               for place, i in enumerate(front.groups[0][:5], 1)),
         ]  # fmt: skip
@@ -108,7 +109,7 @@ def _tight(front: Front) -> list[str]:
     """The limits that the choice comes within 2 % of."""
     tight = [
         one.text() for one in limits_of(front.chosen)
-        if one.name != "parameters" and any(
+        if one.name not in SIZES and any(
             edge and abs(one.value / edge - 1) < 0.02 for edge in (one.low, one.high))
     ]  # fmt: skip
     return [f"binding: {', '.join(tight)}"] if tight else ["binding: no limit within 2 %"]

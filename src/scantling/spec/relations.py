@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -177,6 +178,12 @@ RELATIONS: tuple[Relation, ...] = (
 )  # fmt: skip
 
 
+@functools.cache
+def _relations_of(kind: type) -> tuple[Relation, ...]:
+    """The relations of a type of struct."""
+    return tuple(one for one in RELATIONS if issubclass(kind, one.of))
+
+
 def check(spec: Spec) -> Spec:
     """Validate a spec: types and bounds by msgspec, then every relation, then the layout.
 
@@ -196,10 +203,11 @@ def check(spec: Spec) -> Spec:
         stack = getattr(spec, stack_name)
         if stack is not None:
             _check_layout(stack, stack_name)
-            _check_per_layer(spec, stack, stack_name)
     for path, node in nodes(spec):
-        for relation in RELATIONS:
-            if isinstance(node, relation.of) and not relation.holds(node):
+        if isinstance(node, m.PerLayerInput):
+            _check_per_layer(spec, path, node)
+        for relation in _relations_of(type(node)):
+            if not relation.holds(node):
                 field = f"{path}.{relation.field}"
                 value = getattr(node, relation.field)
                 raise FieldError(field, value, relation.message(node), relation.hint(node))
@@ -220,26 +228,23 @@ def _check_layout(stack: Stack, name: str) -> None:
             raise FieldError(f"{name}.layout", None, "has a run without a pattern")
 
 
-def _check_per_layer(spec: Spec, stack: Stack, name: str) -> None:
+def _check_per_layer(spec: Spec, path: str, node: m.PerLayerInput) -> None:
     """What a layer reads of the per-layer tables is as wide as they are."""
     tables = spec.embeddings.per_layer
-    for path, node in nodes(stack, name):
-        if isinstance(node, m.PerLayerInput):
-            if tables is None:
-                raise FieldError(path, None, "needs embeddings.per_layer")
-            if node.d_per_layer != tables.d_per_layer:
-                rule = f"must be {tables.d_per_layer} as in embeddings.per_layer"
-                raise FieldError(f"{path}.d_per_layer", node.d_per_layer, rule)
+    if tables is None:
+        raise FieldError(path, None, "needs embeddings.per_layer")
+    if node.d_per_layer != tables.d_per_layer:
+        rule = f"must be {tables.d_per_layer} as in embeddings.per_layer"
+        raise FieldError(f"{path}.d_per_layer", node.d_per_layer, rule)
 
 
 def masks(spec: Spec) -> Iterator[tuple[str, NDArray[np.bool_]]]:
     """For a column spec: the name of each relation that applies and the mask of who keeps it."""
     for _, node in nodes(spec):
-        for relation in RELATIONS:
-            if isinstance(node, relation.of):
-                mask = relation.holds(node)
-                if mask is not True:  # the relation has nothing to say of this structure
-                    yield relation.name, mask
+        for relation in _relations_of(type(node)):
+            mask = relation.holds(node)
+            if mask is not True:  # the relation has nothing to say of this structure
+                yield relation.name, mask
 
 
 __all__ = ["RELATIONS", "Relation", "Run", "check", "divisors", "masks"]

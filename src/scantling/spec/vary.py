@@ -40,16 +40,35 @@ def nodes(node: object, path: str = "") -> Iterator[tuple[str, Struct]]:
         >>> [p for p, node in nodes(catalog.model("gpt2")) if isinstance(node, GroupedAttention)]
         ['decoder.layer.attention']
     """
+    found: list[tuple[str, Struct]] = []
+    _collect(node, path, found)
+    return iter(found)
+
+
+def _collect(node: object, path: str, found: list[tuple[str, Struct]]) -> None:
+    """Appends, where a generator in a generator would pass every struct up through each level."""
     if isinstance(node, tuple):
         for i, item in enumerate(node):
             name = "" if isinstance(item, Block) else getattr(item, "name", str(i))
-            yield from nodes(item, _join(path, name))
+            _collect(item, _join(path, name), found)
     elif isinstance(node, Struct):
-        yield path, node
-        for field in node.__struct_fields__:
+        found.append((path, node))
+        for field in holders(type(node)):
             value = getattr(node, field)
-            if isinstance(value, Struct | tuple):
-                yield from nodes(value, path if field in WRAPPERS else _join(path, field))
+            if value is not None:
+                _collect(value, path if field in WRAPPERS else _join(path, field), found)
+
+
+@functools.cache
+def holders(kind: type[Struct]) -> tuple[str, ...]:
+    """The fields of a struct that can hold other structs, also in tuples."""
+    return tuple(f.name for f in msgspec.structs.fields(kind) if _holds(f.type))
+
+
+def _holds(kind: Any) -> bool:
+    if isinstance(kind, type) and issubclass(kind, Struct):
+        return True
+    return any(_holds(part) for part in typing.get_args(kind))
 
 
 def _join(path: str, name: str) -> str:
@@ -59,17 +78,37 @@ def _join(path: str, name: str) -> str:
 def rewrite(node: Any, change: Callable[[Struct], Struct]) -> Any:
     """A tree with each struct passed through ``change``, children first."""
     if isinstance(node, tuple):
-        return tuple(rewrite(item, change) for item in node)
+        return _same_or_new(node, tuple(rewrite(item, change) for item in node))
     if not isinstance(node, Struct):
         return node
+    return change(_with_children(node, lambda value: rewrite(value, change)))
+
+
+def _with_children(node: Struct, new: Callable[[Any], Any]) -> Struct:
+    """A struct with what its fields hold passed on; itself where nothing is another."""
     changed = {}
-    for field in node.__struct_fields__:
+    for field in holders(type(node)):
         value = getattr(node, field)
-        if isinstance(value, Struct | tuple):
-            new = rewrite(value, change)
-            if new is not value:
-                changed[field] = new
-    return change(replace(node, **changed) if changed else node)
+        if value is not None:
+            other = new(value)
+            if other is not value:
+                changed[field] = other
+    return replace(node, **changed) if changed else node
+
+
+def _in_layers(node: Any, change: Callable[[Layer], Layer]) -> Any:
+    """A tree with each layer passed through ``change``."""
+    if isinstance(node, tuple):
+        return _same_or_new(node, tuple(_in_layers(item, change) for item in node))
+    if isinstance(node, Layer):
+        return change(node)
+    return _with_children(node, lambda value: _in_layers(value, change)) if isinstance(
+        node, Struct) else node  # fmt: skip
+
+
+def _same_or_new(old: tuple[Any, ...], new: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The old tuple where every item is the old one."""
+    return old if all(a is b for a, b in zip(old, new, strict=True)) else new
 
 
 def vary(spec: Spec, **changes: Change) -> Spec:
@@ -78,7 +117,8 @@ def vary(spec: Spec, **changes: Change) -> Spec:
     Args:
         spec: A spec or a column spec.
         changes: Short names (``n_layer``, ``n_kv_head``, ``d_ff``, ``window``, ``tied``, …), or
-            ``kind__field`` for one layer kind only (``global__d_head``).
+            ``kind__field`` for one layer kind only (``global__d_head``). ``n_layer`` is that of
+            the decoder or of a kind with a run of its own; ``n_encoder_layer`` the encoder's.
 
     Raises:
         FieldError: If no part of the model has the field.
@@ -98,6 +138,8 @@ def vary(spec: Spec, **changes: Change) -> Spec:
 def _vary_one(spec: Spec, field: str, value: Change, kind: str) -> Spec:
     if field == "n_layer":
         return _vary_depth(spec, value, kind)
+    if field == "n_encoder_layer" and spec.encoder is not None:
+        return _vary_depth(spec, value, "encoder")
     if not kind and field in Spec.__struct_fields__ and field not in {"decoder", "encoder"}:
         return replace(spec, **{field: value})
     found = False
@@ -109,12 +151,12 @@ def _vary_one(spec: Spec, field: str, value: Change, kind: str) -> Spec:
             return replace(node, **{field: value})
         return node
 
-    def change_kind(node: Struct) -> Struct:
-        if isinstance(node, Layer) and kind in {"", node.name}:
-            return replace(node, blocks=rewrite(node.blocks, change))
-        return node
+    def change_kind(layer: Layer) -> Layer:
+        if kind in {"", layer.name}:
+            return replace(layer, blocks=rewrite(layer.blocks, change))
+        return layer
 
-    new: Spec = rewrite(spec, change_kind)
+    new: Spec = _in_layers(spec, change_kind)
     if not kind:
         new = replace(new, embeddings=rewrite(new.embeddings, change))
     if not found:
@@ -126,7 +168,12 @@ def _vary_depth(spec: Spec, value: Change, stack: str) -> Spec:
     if stack == "encoder" and spec.encoder is not None:
         return replace(spec, encoder=_with_depth(spec.encoder, value))
     if stack not in {"", "decoder"}:
-        raise FieldError(f"{stack}.n_layer", None, "is no depth", "n_layer is of a whole stack")
+        runs = spec.decoder.layout
+        if not any(run.pattern == (stack,) for run in runs):
+            hint = "n_layer is of a whole stack, or of a kind with a run of its own"
+            raise FieldError(f"{stack}.n_layer", None, "is no depth", hint)
+        layout = tuple(replace(run, n=value) if run.pattern == (stack,) else run for run in runs)
+        return replace(spec, decoder=replace(spec.decoder, layout=layout))
     return replace(spec, decoder=_with_depth(spec.decoder, value))
 
 
@@ -189,6 +236,8 @@ def dimensions(spec: Spec) -> dict[str, Dim]:
         ['d_model', 'n_layer', 'vocab_size', 'n_head', 'n_kv_head', 'd_head', 'd_ff', 'rows']
     """
     found = {"d_model": spec.d_model, "n_layer": spec.n_layer, "vocab_size": spec.vocab_size}
+    if spec.encoder is not None:
+        found["n_encoder_layer"] = spec.encoder.n_layer
     last = spec.decoder.layout[-1].pattern[-1]
     for kind in sorted(spec.decoder.kinds, key=lambda k: k.name != last):
         for _, node in nodes(kind):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import accumulate, pairwise
 from typing import Any
 
 from scantling.arith import Dim
@@ -24,11 +25,13 @@ def squeeze(kinds: Sequence[str], n_layer: Dim) -> tuple[Run, ...]:
     if len(set(kinds)) == 1:
         return (Run((kinds[0],), n_layer),)
     n, best, chosen = len(kinds), None, (0, 0)
+    breaks = (a != b for a, b in pairwise(kinds))
+    runs_before = [0, *accumulate(breaks, initial=1)]
     for period in range(1, min(n, 64) + 1):
         start = n - period
         while start > 0 and kinds[start - 1] == kinds[start - 1 + period]:
             start -= 1
-        words = len(_equal_runs(kinds[:start])) + period
+        words = runs_before[start] + period
         if best is None or (words, start) < best:
             best, chosen = (words, start), (start, period)
     start, period = chosen

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from typing import Any
 
@@ -67,15 +68,22 @@ class Partial(Struct, frozen=True, kw_only=True):
             >>> partial({"model_type": "gpt2", "n_head": 5}).key("n_head")
             'n_head'
         """
-        for key, text in self.kind.write.items():
-            plain = MIXER_FIELD.sub(r"\1", text)
-            if plain == name and key in self.kind.keys:
-                return self.given.get(key, self.kind.spellings(key)[0])
-        return name
+        key = _field_keys(self.kind.name).get(name)
+        return name if key is None else self.given.get(key, self.kind.spellings(key)[0])
 
     def says(self, key: str) -> bool:
         """Whether the config gives a key of its type, in any spelling."""
         return key in self.given
+
+
+@functools.cache
+def _field_keys(name: str) -> dict[str, str]:
+    """The key of a model type that says each neutral field, the first of several."""
+    kind, found = model_type(name), dict[str, str]()
+    for key, text in kind.write.items():
+        if key in kind.keys:
+            found.setdefault(MIXER_FIELD.sub(r"\1", text), key)
+    return found
 
 
 def partial(config: dict[str, Any]) -> Partial:
