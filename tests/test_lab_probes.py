@@ -21,6 +21,7 @@ from scantling.spec import (
     Embeddings,
     Experts,
     GroupedAttention,
+    Head,
     LatentAttention,
     Layer,
     LearnedPosition,
@@ -611,3 +612,23 @@ def test_reading_a_model_leaves_it_as_it_was(read):
     assert {name: set(vars(m)) for name, m in model.named_modules()} == known
     assert not any(m._forward_pre_hooks or m._forward_hooks for m in model.modules())
     assert torch.equal(logits(model), before)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_every_weight_is_set_and_none_is_what_memory_held(tied):
+    """Memory that nothing wrote to is filled with NaN here."""
+    torch.use_deterministic_algorithms(True)
+    try:
+        head, ffn = Head(bias=True), Dense(F, in_bias=True, out_bias=True, ff_rank=4)
+        model = Decoder(spec_of(ffn=ffn, tied=tied, head=head))
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+    assert not any(p.isnan().any() for p in model.parameters())
+
+
+def test_an_odd_number_of_gates_beside_queries_and_keys_turns_all_the_same():
+    """Pairs of numbers are turned as complex ones, which must lie at even places in memory."""
+    model = model_of(spec_of(GroupedAttention(3, 1, 8, position=Rope(), gate="head")))
+
+    assert logits(model).isfinite().all()

@@ -141,7 +141,7 @@ def _rank(rank: int, weight: Tensor) -> int:
 
 
 class ShareFfn(Struct, frozen=True, tag="share_ffn"):
-    """All layers of a group use the feed-forward of its first.
+    """All layers of a group use the feed-forward of the first of them that is there.
 
     Where the feed-forward is a block of its own, its norms go with it, as in a spec that shares.
     """
@@ -161,10 +161,12 @@ class ShareFfn(Struct, frozen=True, tag="share_ffn"):
         ))  # fmt: skip
 
     @contextlib.contextmanager
-    def acts(self, model: Decoder, layers: Sequence[Layered]) -> Iterator[None]:  # noqa: ARG002
+    def acts(self, model: Decoder, layers: Sequence[Layered]) -> Iterator[None]:
         """The first layer's modules in place of the others'."""
         with contextlib.ExitStack() as stack:
-            for first, *others in self.groups:
+            there = {id(one) for one in model.layers}
+            groups = [[at for at in g if id(layers[at]) in there] for g in self.groups]
+            for first, *others in filter(None, groups):
                 for at in others:
                     pairs = zip(layers[at].blocks, layers[first].blocks, strict=True)
                     for own, led in pairs:

@@ -139,7 +139,10 @@ def turned(x_BTnh: Tensor, turns_T1p2: Tensor) -> Tensor:
     width = 2 * turns_T1p2.shape[-2]
     whole = width == x_BTnh.shape[-1]
     x = x_BTnh if whole else x_BTnh[..., :width]
-    pairs = x.float().view(*x.shape[:-1], -1, 2)
+    x = x.float()
+    if any(stride % 2 for stride in x.stride()[:-1]):  # beside an odd number of gates
+        x = x.contiguous()
+    pairs = x.view(*x.shape[:-1], -1, 2)
     if torch.compiler.is_compiling():  # inductor makes no code for complex numbers
         cos, sin = turns_T1p2.unbind(-1)
         a, b = pairs.unbind(-1)

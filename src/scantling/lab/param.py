@@ -127,8 +127,9 @@ def initialise(model: Decoder, init_std: float | None, seed: int) -> None:
         if isinstance(module, nn.Embedding):
             inputs = module.embedding_dim if tied and module is model.table else 1
             fill(module.weight, deviation(inputs) * (m**0.5 if inputs > 1 else 1.0))
-        elif isinstance(module, Fused) and not (tied and module is model.head):
-            fill(module.weight, deviation(module.in_features, module.role))
+        elif isinstance(module, Fused):
+            if not (tied and module is model.head):
+                fill(module.weight, deviation(module.in_features, module.role))
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
         elif isinstance(module, Routed):

@@ -283,7 +283,7 @@ def _block(block: Block, names: list[str], site: Site) -> Iterator[Op]:
         site = replace(
             site, queries=ceil_div(queries, 1000), keys=ceil_div(keys, 1000), permille=share
         )
-        outer = replace(site, path=outer.path)
+        outer = replace(site, path=outer.path, copies=outer.copies)
     if isinstance(residual, HyperConnections) and residual.constrained:
         feeds = all(branch.name == "ffn" for branch in block.branches)
         yield from compressed.hyper(residual, "ffn" if feeds else "attention", outer)

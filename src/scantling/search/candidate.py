@@ -330,9 +330,10 @@ def axis_value(dims: dict[str, int], features: Features, axis: str) -> float | N
 def binding(axis: str, value: float, low: float | None, high: float | None) -> bool:
     """Whether a value lies on the bound of an axis, within 2 % of it.
 
-    A group of one is no bound: it is the end of its axis, a KV head for every query head.
+    A group of one is no bound: it is the end of its axis, a KV head for every query head. Nor is
+    the one value of an axis that is set by rule.
     """
-    if axis == "kv_group" and value == 1:
+    if (axis == "kv_group" and value == 1) or (low is not None and low == high):
         return False
     return any(edge is not None and abs(value / edge - 1) < 0.02 for edge in (low, high))
 
