@@ -1,14 +1,18 @@
 """Jobs give the same results, in the same order, wherever they run."""
 
+import multiprocessing
 import operator
 import os
+import pathlib
+import signal
 import sys
+import time
 
 import numpy as np
 import pytest
 
 from scantling.errors import FieldError, UnknownNameError
-from scantling.executor import cores, run
+from scantling.executor import TRIES, LostWorkerError, check, cores, run
 from scantling.search import Range, budget
 from scantling.search.space import space
 from scantling.search.sweep import sweep
@@ -46,12 +50,79 @@ def test_an_error_of_a_job_is_the_callers():
         list(run(operator.floordiv, [1, 0], shared=1, engine="pool", workers=2))
 
 
-@pytest.mark.parametrize(("given", "error"), [({"engine": "slurm"}, UnknownNameError),
+def check_engine(_, job):
+    check(job)
+
+
+def test_an_error_for_users_arrives_from_a_worker_as_it_was_raised():
+    with pytest.raises(UnknownNameError, match=r"^engine pol is not known; did you mean pool\?$"):
+        list(run(check_engine, ["pool", "pol"], engine="pool", workers=1))
+
+
+@pytest.mark.parametrize(("given", "error"), [({"engine": "dask"}, UnknownNameError),
                                               ({"workers": 0}, FieldError)])  # fmt: skip
 def test_an_engine_that_is_not_there_is_an_error_in_one_line(given, error):
     with pytest.raises(error) as caught:
         run(operator.add, [1], **given)
     assert "\n" not in str(caught.value)
+
+
+def die_once(marks, job):
+    """The first process that gets job 2 ends as by ``kill -9``."""
+    mark = marks / str(job)
+    if job == 2 and not mark.exists():
+        mark.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return job
+
+
+def die(shared, job):
+    """Whoever runs job 2 dies, and the test counts how often."""
+    if job == 2:
+        with (shared / "deaths").open("a") as sink:
+            sink.write("x")
+        os.kill(os.getpid(), signal.SIGKILL)
+    return job
+
+
+@pytest.mark.parametrize("ahead", [1, 2])
+def test_the_job_of_a_worker_that_dies_is_run_again(tmp_path, ahead):
+    found = run(die_once, range(6), shared=tmp_path, engine="pool", workers=2, ahead=ahead)
+    assert list(found) == list(range(6))
+
+
+def test_a_job_that_kills_every_worker_is_reported_and_takes_no_other_along(tmp_path):
+    found = run(die, range(6), shared=tmp_path, engine="pool", workers=2, lost=str)
+    assert list(found) == [0, 1, "2", 3, 4, 5]
+    assert (tmp_path / "deaths").read_text() == "x" * TRIES
+
+
+def test_a_lost_job_that_nothing_stands_for_is_an_error_in_one_line(tmp_path):
+    with pytest.raises(LostWorkerError, match=r"died 3 times, killed or out of memory: 2"):
+        list(run(die, range(6), shared=tmp_path, engine="pool", workers=2))
+
+
+def sleep_long(_, job):
+    if job:
+        time.sleep(600)
+    return os.getpid()
+
+
+def test_closing_the_results_ends_what_still_runs():
+    results = run(sleep_long, range(4), engine="pool", workers=2)
+    next(results)
+    results.close()
+    assert not multiprocessing.active_children()
+
+
+def test_slurm_runs_jobs_on_this_machine_where_there_is_none(tmp_path, monkeypatch):
+    pytest.importorskip("submitit", reason="needs the extra slurm")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(
+        "PYTHONPATH", os.pathsep.join([str(pathlib.Path(__file__).parent), *sys.path])
+    )
+    found = run(die_once, range(4), shared=tmp_path, engine="slurm", workers=2)
+    assert list(found) == list(range(4))
 
 
 def test_cores_are_those_this_process_may_use():

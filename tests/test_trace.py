@@ -96,72 +96,6 @@ def test_the_model_in_torch_is_the_spec(name):
     assert seen == said
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama-3.1-8b", "qwen3-0.6b", "gemma-2-2b"])
-def test_the_run_computes_what_the_class_computes(name):
-    """Logits of the real class with the same weights, by the order of equal shapes."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    from scantling.formats import hf
-
-    spec = shrink(catalog.model(name), 400_000, 20)
-    config = AutoConfig.for_model(**hf.write(spec))
-    config._attn_implementation = "eager"
-    config.layer_norm_epsilon = config.rms_norm_eps = 1e-6  # an epsilon is no part of a spec
-    torch.manual_seed(0)
-    real = AutoModelForCausalLM.from_config(config).eval().float()
-    ours = Decoder(spec).eval()
-    copy_weights(real, ours, spec)
-    tokens = torch.randint(spec.vocab_size, (1, 12))
-    with torch.no_grad():
-        difference = (real(tokens).logits - ours(tokens)).abs().max()
-    assert float(difference) < 2e-4
-
-
-def copy_weights(real, ours, spec):
-    """The weights of a class of transformers into the lab's model."""
-    inner = getattr(real, "model", getattr(real, "transformer", None))
-    layers = getattr(inner, "layers", getattr(inner, "h", None))
-    gpt2 = hasattr(inner, "wte")
-    with torch.no_grad():
-        ours.table.weight.copy_((inner.wte if gpt2 else inner.embed_tokens).weight)
-        if gpt2:
-            ours.position.weight.copy_(inner.wpe.weight)
-        if not spec.tied:
-            ours.head.weight.copy_(real.lm_head.weight)
-        gemma = spec.embeddings.scale is not None
-        norms = [(ours.final, inner.ln_f if gpt2 else inner.norm)]
-        for own, layer in zip(ours.layers, layers, strict=True):
-            attention, feed = own.blocks
-            mixer, ffn = attention.inner[0], feed.inner[0]
-            if gpt2:
-                norms += [(attention.pre, layer.ln_1), (feed.pre, layer.ln_2)]
-                pairs = [(mixer.qkv, layer.attn.c_attn), (mixer.o, layer.attn.c_proj),
-                         (ffn.up, layer.mlp.c_fc), (ffn.down, layer.mlp.c_proj)]  # fmt: skip
-                for mine, theirs in pairs:
-                    mine.weight.copy_(theirs.weight.T)
-                    mine.bias.copy_(theirs.bias)
-                continue
-            a, m = layer.self_attn, layer.mlp
-            parts = (a.q_proj, a.k_proj, a.v_proj)
-            mixer.qkv.weight.copy_(torch.cat([p.weight for p in parts]))
-            for mine, theirs in ((mixer.o, a.o_proj), (ffn.gate, m.gate_proj), (ffn.up, m.up_proj),
-                                 (ffn.down, m.down_proj)):  # fmt: skip
-                mine.weight.copy_(theirs.weight)
-            norms.append((attention.pre, layer.input_layernorm))
-            if gemma:
-                norms += [(attention.post, layer.post_attention_layernorm),
-                          (feed.pre, layer.pre_feedforward_layernorm),
-                          (feed.post, layer.post_feedforward_layernorm)]  # fmt: skip
-            else:
-                norms.append((feed.pre, layer.post_attention_layernorm))
-            if hasattr(a, "q_norm"):
-                norms += [(mixer.q_norm, a.q_norm), (mixer.k_norm, a.k_norm)]
-        for mine, theirs in norms:
-            mine.scale.copy_(theirs.weight + int(gemma))  # Gemma stores its scales less one
-            if mine.bias is not None:
-                mine.bias.copy_(theirs.bias)
-
-
 def test_statistics_stand_beside_the_shapes():
     found = run("qwen3-0.6b", context=16, limit=500_000)
     stages = found["stages"]
@@ -181,19 +115,6 @@ def test_equal_seeds_give_equal_statistics():
     assert one["stages"][1]["statistics"] != other["stages"][1]["statistics"]
 
 
-def test_a_later_token_changes_no_earlier_one():
-    """Causality, through windows, chunks, sinks and latent attention alike."""
-    for name in ("gemma-3-1b", "llama-4-scout", "gpt-oss-20b", "deepseek-v3"):
-        model = Decoder(shrink(catalog.model(name), 400_000, 20))
-        tokens = torch.randint(model.spec.vocab_size, (1, 20))
-        other = tokens.clone()
-        other[0, 15] = (other[0, 15] + 1) % model.spec.vocab_size
-        with torch.no_grad():
-            difference = (model(tokens) - model(other)).abs().amax((0, 2))
-        assert float(difference[:15].max()) < 1e-4
-        assert float(difference[15]) > 1e-4
-
-
 def test_a_smaller_model_keeps_its_structure():
     before = catalog.model("deepseek-v3")
     after = check(shrink(before, 2_000_000, 32))
@@ -206,14 +127,14 @@ def test_a_smaller_model_keeps_its_structure():
 
 
 def test_what_the_lab_does_not_run_is_named():
-    from scantling.spec import Mamba2
+    from scantling.spec import Rwkv
     from scantling.spec.vary import rewrite
 
     spec = catalog.model("gpt2")
-    state = Mamba2(d_inner=64, n_ssm_head=4, n_group=1, d_state=16, d_conv=4)
+    state = Rwkv(64)
     mixer = spec.decoder.kinds[0].blocks[0].branches[0].module
     other = rewrite(spec, lambda n: state if n == mixer else n)
-    with pytest.raises(FieldError, match="Mamba2 cannot be said in the lab's model"):
+    with pytest.raises(FieldError, match="Rwkv cannot be said in the lab's model"):
         Decoder(other)
     with pytest.raises(FieldError, match="does not fit"):
         shrink(spec, 1000)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import Any
 
 
 class ScantlingError(Exception):
@@ -33,6 +34,16 @@ class FieldError(ScantlingError):
         shown = shorten(value)
         text = f"{path} {shown} {rule}" if shown else f"{path} {rule}"
         super().__init__(f"{text}; {hint}" if hint else text)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """As it is, so that one raised in another process arrives."""
+        return _restored, (type(self), self.args, self.__dict__)
+
+
+def _restored(kind: type[FieldError], args: tuple[Any, ...], fields: dict[str, Any]) -> FieldError:
+    error = kind.__new__(kind, *args)
+    error.args, error.__dict__ = args, fields
+    return error
 
 
 class UnknownNameError(FieldError):

@@ -24,6 +24,7 @@ VERBS = {
     "export": ("scantling.cli.export", "Write a model as config of another tool."),
     "validate": ("scantling.cli.validate", "Predictions against public tables: every error."),
     "calibrate": ("scantling.cli.calibrate", "Measure this machine, write a chip file."),
+    "lab": ("scantling.cli.lab", "Experiments with real training, on this machine."),
     "models": ("scantling.cli.catalogue", "The named models; what they chose over the years."),
     "chips": ("scantling.cli.catalogue", "The chips, with sources."),
     "claims": ("scantling.cli.claims", "What is said of dimensions, and what is right."),
@@ -66,7 +67,9 @@ class Verbs(click.Group):
 
 def _choose(ctx: click.Context, param: click.Parameter, value: str | None) -> None:  # noqa: ARG001
     if value is not None:
+        before = language()
         use_language(value)
+        ctx.find_root().call_on_close(lambda: use_language(before))
 
 
 class Telling(click.HelpFormatter):

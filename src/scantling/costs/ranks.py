@@ -183,14 +183,19 @@ def _all_layers(stack: Stack, plan: Plan, stage: int) -> dict[str, Dim]:
 
 # ---------------------------------------------------------------- operators of a rank
 
-INPUT_SPLIT = frozenset({"o", "o_group", "down", "shared_down", "experts_down", "out", "value"})
+INPUT_SPLIT = frozenset(
+    {"o", "o_group", "down", "down_a", "shared_down", "experts_down", "out", "value"}
+)
 """Products whose input a rank holds a slice of; their outputs are summed over the group."""
 LATENT_WHOLE = frozenset(
     {"down", "kv_down", "q_norm", "kv_norm", "index_q", "index_k", "index_norm", "index"}
 )
 """Parts of latent attention that all heads share, so every rank has them."""
+FACTORS_WHOLE = frozenset({"up_a", "down_b"})
+"""Sides of a factored feed-forward that are as wide as the stream and its rank."""
 INSIDE = INPUT_SPLIT | {
     "q_up", "kv_up", "index_q", "select", "dt_up", "latent_up", "forget_b", "gate_b", "right",
+    "up_b", "down_b",
     "projection", "experts_up", "coefficients", "factors", "mix",
 }  # fmt: skip
 """Products that read what their own module made, not the residual stream."""
@@ -317,7 +322,7 @@ def _place(op: Op, plan: Plan, modules: dict[str, type]) -> Placed:
 
 def _split_of(op: Op, leaf: str, module: type | None) -> Split:
     latent = module in {LatentAttention, CompressedAttention}
-    if op.part in WHOLE_PARTS or (latent and leaf in LATENT_WHOLE):
+    if op.part in WHOLE_PARTS or (latent and leaf in LATENT_WHOLE) or leaf in FACTORS_WHOLE:
         return "whole"
     if leaf.endswith(("pre_norm", "post_norm")):
         return "whole"

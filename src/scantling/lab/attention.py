@@ -1,176 +1,334 @@
-"""Softmax attention of the lab's model: grouped and latent."""
+"""Softmax attention of the lab's model: grouped (also across to an encoder) and latent."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
-from scantling.lab.parts import Linear, Normed, turned
+from scantling.lab.flow import Flow, slopes, turned
+from scantling.lab.numerics import Numerics
+from scantling.lab.parts import Fused, Named, Normed
 from scantling.spec import (
     Alibi,
-    Chunk,
-    Full,
     GroupedAttention,
     LatentAttention,
+    RelativeBias,
     Rope,
-    Window,
 )
-
-Watch = Callable[[str, Tensor], None]
-
-
-def visible(span: Full | Window | Chunk, length: int, *, causal: bool) -> Tensor:
-    """Which keys each query sees.
-
-    Example:
-        >>> visible(Window(2), 4, causal=True).int().tolist()
-        [[1, 0, 0, 0], [1, 1, 0, 0], [0, 1, 1, 0], [0, 0, 1, 1]]
-        >>> visible(Chunk(2), 4, causal=True).sum().item()
-        6
-    """
-    at = torch.arange(length)
-    behind = at[:, None] - at
-    seen = behind >= 0 if causal else torch.ones(length, length, dtype=torch.bool)
-    if isinstance(span, Window):
-        reach = int(span.window) if causal else int(span.window) // 2 + 1
-        seen = seen & (behind.abs() < reach)
-    elif isinstance(span, Chunk):
-        seen = seen & (at[:, None] // int(span.chunk) == at // int(span.chunk))
-    return seen
-
-
-def slopes(n_head: int) -> Tensor:
-    """ALiBi's slope of each head, 2^(−8 i / H) (Press et al. 2022)."""
-    return 2.0 ** (-8.0 * torch.arange(1, n_head + 1) / n_head)
+from scantling.spec.rotation import mscale, scaling_settings
 
 
 def attend(
-    q_BHTh: Tensor, k_BHTh: Tensor, v_BHTv: Tensor, seen_TT: Tensor, *, scale: float,
-    softcap: float | None = None, sinks_H: Tensor | None = None, bias_HTT: Tensor | None = None,
+    q_BHTh: Tensor, k_BKSh: Tensor, v_BKSv: Tensor, seen: Tensor | None, *, scale: float,
+    causal: bool, fused: bool, softcap: float | None = None, sinks_H: Tensor | None = None,
+    bias: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """Softmax attention; a sink is one more logit a head, which takes weight and gives nothing."""
-    logits_BHTT = q_BHTh @ k_BHTh.mT * scale
+    """Softmax attention; a sink is one more logit a head, which takes weight and gives nothing.
+
+    Args:
+        q_BHTh: Queries.
+        k_BKSh: Keys; H / K heads of queries read each.
+        v_BKSv: Values.
+        seen: A mask that broadcasts to H × T × S; None for all, or for plain causal.
+        scale: On the logits.
+        causal: Whether None means plain causal.
+        fused: Whether one kernel does it, where there is one.
+        softcap: Cap on the logits.
+        sinks_H: One logit a head.
+        bias: Added to the logits, H × T × S.
+    """
+    h, k = q_BHTh.shape[-3], k_BKSh.shape[-3]
+    if fused and softcap is None and sinks_H is None:
+        plain = causal and seen is None and bias is None
+        mask = seen
+        if bias is not None:
+            mask = bias if seen is None else bias.masked_fill(~seen, -torch.inf)
+        return functional.scaled_dot_product_attention(
+            q_BHTh, k_BKSh, v_BKSv, mask, is_causal=plain, scale=scale, enable_gqa=h != k
+        )
+    if h != k:
+        k_BKSh, v_BKSv = (t.repeat_interleave(h // k, -3) for t in (k_BKSh, v_BKSv))
+    logits_BHTS = scores(q_BHTh, k_BKSh, scale=scale, softcap=softcap, bias=bias)
+    return shares(logits_BHTS, seen, sinks_H) @ v_BKSv
+
+
+def scores(
+    q_BHTh: Tensor, k_BHSh: Tensor, *, scale: float, softcap: float | None, bias: Tensor | None
+) -> Tensor:
+    """The logits of attention, H × T × S, before any mask."""
+    logits_BHTS = q_BHTh @ k_BHSh.mT * scale
     if softcap is not None:
-        logits_BHTT = softcap * torch.tanh(logits_BHTT / softcap)
-    if bias_HTT is not None:
-        logits_BHTT = logits_BHTT + bias_HTT
-    logits_BHTT = logits_BHTT.masked_fill(~seen_TT, -torch.inf)
+        logits_BHTS = softcap * torch.tanh(logits_BHTS / softcap)
+    return logits_BHTS if bias is None else logits_BHTS + bias
+
+
+def shares(logits_BHTS: Tensor, seen: Tensor | None, sinks_H: Tensor | None) -> Tensor:
+    """The weight of each key; with sinks they sum to less than one."""
+    if seen is not None:
+        logits_BHTS = logits_BHTS.masked_fill(~seen, -torch.inf)
     if sinks_H is None:
-        return logits_BHTT.softmax(-1) @ v_BHTv
-    sink = sinks_H[:, None, None].expand(*logits_BHTT.shape[:-1], 1)
-    weights_BHTT = torch.cat((logits_BHTT, sink), -1).softmax(-1)[..., :-1]
-    return weights_BHTT @ v_BHTv
+        return logits_BHTS.softmax(-1)
+    sink = sinks_H[:, None, None].expand(*logits_BHTS.shape[:-1], 1)
+    return torch.cat((logits_BHTS, sink), -1).softmax(-1)[..., :-1]
 
 
 class Grouped(nn.Module):
-    """MHA, GQA and MQA, with windows, sinks, gates, softcaps and norms of queries and keys."""
+    """MHA, GQA and MQA, with windows, sinks, gates, softcaps and norms of queries and keys.
 
-    def __init__(self, a: GroupedAttention, d_model: int) -> None:
+    Queries and keys stand side by side in one product, so one complex multiply turns both.
+    """
+
+    attend = staticmethod(attend)
+
+    def __init__(
+        self, a: GroupedAttention, d_model: int, numerics: Numerics, *, first: bool
+    ) -> None:
         super().__init__()
-        self.a, d_value = a, int(a.d_head if a.d_value is None else a.d_value)
-        h, k, width = int(a.n_head), int(a.n_kv_head), int(a.d_head)
-        gates = {None: 0, "head": h, "element": h * d_value}[a.gate]
-        self.widths = [h * width, gates, k * width, 0 if a.key_is_value else k * d_value]
-        self.qkv = Linear(d_model, sum(self.widths), bias=a.qkv_bias)
-        self.o = Linear(h * d_value, d_model, bias=a.out_bias)
-        self.sinks_H = nn.Parameter(torch.zeros(h)) if a.sinks else None
-        self.scale = width**-0.5 if a.scale is None else a.scale
-        self.q_norm: nn.Module = nn.Identity()
-        self.k_norm: nn.Module = nn.Identity()
+        self.a, epsilon = a, numerics.epsilon
+        self.h, self.k, self.width = int(a.n_head), int(a.n_kv_head), int(a.d_head)
+        self.value = int(a.d_head if a.d_value is None else a.d_value)
+        keys = {"k": self.k * self.width, "v": 0 if a.key_is_value else self.k * self.value}
+        gates = {None: 0, "head": self.h, "element": self.h * self.value}[a.gate]
+        own = {"q": self.h * self.width, **({} if a.shares_kv or a.cross else keys), "gate": gates}
+        self.qkv = Fused(d_model, own, bias=a.qkv_bias)
+        crosses = a.cross and not a.shares_kv
+        self.kv = Fused(d_model, keys, bias=a.qkv_bias) if crosses else None
+        self.o = Fused(self.h * self.value, {"o": d_model}, bias=a.out_bias, role="out")
+        self.sinks_H = nn.Parameter(torch.zeros(self.h)) if a.sinks else None
+        self.scale = numerics.attention_scale(self.width) if a.scale is None else a.scale
+        self.q_norm: Normed | None = None
+        self.k_norm: Normed | None = None
+        self.wide_norm = False
         if a.qk_norm is not None:
-            scope, norm = a.qk_norm.scope, a.qk_norm.norm
-            shapes = {"head": ((width,), (width,)), "each_head": ((h, width), (k, width)),
-                      "width": ((h * width,), (k * width,))}[scope]  # fmt: skip
-            self.q_norm, self.k_norm = (Normed(norm, *shape) for shape in shapes)
+            norm, scope = a.qk_norm.norm, a.qk_norm.scope
+            self.wide_norm = scope == "width"
+            shapes = [{"head": (self.width,), "each_head": (n, self.width),
+                       "width": (n * self.width,)}[scope] for n in (self.h, self.k)]  # fmt: skip
+            self.q_norm = Normed(norm, *shapes[0], epsilon=epsilon)
+            self.k_norm = None if a.shares_kv else Normed(norm, *shapes[1], epsilon=epsilon)
+        has_v = a.value_norm is not None and not a.shares_kv
+        self.v_norm = Normed(a.value_norm, self.value, epsilon=epsilon) if has_v else None  # type: ignore[arg-type]
+        self.out_norm = None
+        if a.out_norm is not None:
+            self.out_norm = Normed(a.out_norm, self.h * self.value, epsilon=epsilon)
+        self.relative_NH: nn.Parameter | None = None
+        if isinstance(a.position, RelativeBias) and (first or a.position.each_layer):
+            self.relative_NH = nn.Parameter(torch.zeros(int(a.position.n_bucket), self.h))
+        self.shared = repr((a.span, a.position, self.k, self.width, self.value))
+        """What a layer and one that reads its keys have in common."""
+        self.joint = "k" in own and a.qk_norm is None and isinstance(a.position, Rope)
+        """Whether queries and keys are turned as one tensor."""
 
-    def heads(self, x_BTw: Tensor, n: int, norm: nn.Module) -> Tensor:
-        """Vectors of all heads, normed by their scope, heads before tokens."""
-        whole = self.a.qk_norm is not None and self.a.qk_norm.scope == "width"
-        x_BTw = norm(x_BTw) if whole else x_BTw
+    def named(self) -> Named:
+        """Its weights by their names in ``ops``."""
+        yield from self.qkv.named()
+        if self.kv is not None:
+            yield from self.kv.named()
+        for name in ("q_norm", "k_norm", "v_norm", "out_norm"):
+            norm = getattr(self, name)
+            if norm is not None:
+                yield from norm.named(name)
+        if self.sinks_H is not None:
+            yield "sinks", self.sinks_H
+        if self.relative_NH is not None:
+            assert isinstance(self.a.position, RelativeBias)
+            yield "layer_bias" if self.a.position.each_layer else "relative_bias", self.relative_NH
+        yield from self.o.named()
+
+    def heads(self, x_BTw: Tensor, n: int, norm: Normed | None) -> Tensor:
+        """Vectors of all heads, normed by their scope and turned."""
+        if norm is not None and self.wide_norm:
+            x_BTw = norm(x_BTw)
         x_BTnh = x_BTw.view(*x_BTw.shape[:-1], n, -1)
-        x_BnTh: Tensor = (x_BTnh if whole else norm(x_BTnh)).transpose(1, 2)
-        return x_BnTh
+        return x_BTnh if norm is None or self.wide_norm else norm(x_BTnh)
 
-    def forward(self, x_BTD: Tensor, path: str, watch: Watch) -> Tensor:
-        """The same shape back."""
-        a, h, k = self.a, int(self.a.n_head), int(self.a.n_kv_head)
+    def made(self, x_BTD: Tensor, flow: Flow, path: str) -> dict[str, Tensor]:
+        """What the projections make: each by its name, or queries and keys as ``both``."""
         qkv_BTw = self.qkv(x_BTD)
-        watch(f"{path}.qkv", qkv_BTw)
-        q_BTw, gate_BTw, k_BTw, v_BTw = qkv_BTw.split(self.widths, -1)
-        q_BHTh, k_BKTh = self.heads(q_BTw, h, self.q_norm), self.heads(k_BTw, k, self.k_norm)
-        v_BKTv = (k_BTw if a.key_is_value else v_BTw).unflatten(-1, (k, -1)).transpose(1, 2)
-        length = x_BTD.shape[-2]
-        bias_HTT = None
-        if isinstance(a.position, Rope):
-            turn = int(int(a.d_head) * a.position.fraction) // 2 * 2
-            q_BHTh, k_BKTh = (turned(t, a.position.theta, turn) for t in (q_BHTh, k_BKTh))
-        elif isinstance(a.position, Alibi):
-            at = torch.arange(length)
-            bias_HTT = -slopes(h)[:, None, None] * (at[:, None] - at)
-        watch(f"{path}.heads", q_BHTh)
-        out_BHTv = attend(
-            q_BHTh, k_BKTh.repeat_interleave(h // k, 1), v_BKTv.repeat_interleave(h // k, 1),
-            visible(a.span, length, causal=a.causal), scale=self.scale, softcap=a.softcap,
-            sinks_H=self.sinks_H, bias_HTT=bias_HTT,
+        if flow.watch is not None:
+            flow.watch(f"{path}.qkv", qkv_BTw)
+        names, widths = list(self.qkv.outs), list(self.qkv.outs.values())
+        if self.joint:
+            names, widths = ["both", *names[2:]], [widths[0] + widths[1], *widths[2:]]
+        made = dict(zip(names, torch.split(qkv_BTw, widths, -1), strict=True))
+        if self.kv is not None:
+            assert flow.source_BSD is not None, "cross attention has a source"
+            made |= self.kv.split(flow.source_BSD)
+        elif self.joint and self.a.key_is_value:
+            made["k"] = made["both"][..., self.h * self.width :]
+        return made
+
+    def queries_and_keys(
+        self, made: dict[str, Tensor], turns: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Queries and keys by head, turned: as one tensor, or each after its norm."""
+        both = made.get("both")
+        if both is not None:
+            heads = both.view(*both.shape[:-1], self.h + self.k, self.width)
+            assert turns is not None, "else there is nothing to do for both at once"
+            # a split, whose backward pass is one copy; two slices would fill two with zeros
+            q, k = torch.split(turned(heads, turns), [self.h, self.k], -2)
+            return q, k
+        q = self.heads(made["q"], self.h, self.q_norm)
+        k = self.heads(made["k"], self.k, self.k_norm) if "k" in made else None
+        if turns is not None:
+            q, k = turned(q, turns), None if k is None else turned(k, turns)
+        return q, k
+
+    def values(self, made: dict[str, Tensor]) -> Tensor:
+        """Values by head, heads before tokens."""
+        v_BSw = made["k" if self.a.key_is_value else "v"]
+        v_BSKv = v_BSw.view(*v_BSw.shape[:-1], self.k, -1)
+        v_BSKv = v_BSKv if self.v_norm is None else self.v_norm(v_BSKv)
+        return v_BSKv.transpose(-3, -2)
+
+    def bias(self, flow: Flow) -> Tensor | None:
+        """What positions add to the logits."""
+        a, places = self.a, flow.places
+        if isinstance(a.position, Alibi):
+            distance = places.distance().abs()
+            far = distance if distance.dim() == 2 else distance[:, None]
+            return places.once(("alibi", self.h), lambda: -slopes(self.h).to(
+                far.device)[:, None, None] * far)  # fmt: skip
+        if not isinstance(a.position, RelativeBias) or a.cross:
+            return None
+        if self.relative_NH is not None:
+            flow.relative_HN = self.relative_NH
+        assert flow.relative_HN is not None, "the first layer has the table"
+        found = flow.relative_HN[places.buckets(a.position, causal=a.causal)]
+        return found.movedim(-1, -3)
+
+    def keys_and_values(
+        self, k: Tensor | None, made: dict[str, Tensor], flow: Flow
+    ) -> tuple[Tensor, Tensor]:
+        """This layer's, which later ones may read; or those of an earlier one."""
+        if k is None:
+            return flow.kept[self.shared]
+        found = k.transpose(-3, -2), self.values(made)
+        if not self.a.cross:
+            flow.kept[self.shared] = found
+        return found
+
+    def seen(self, flow: Flow, bias: Tensor | None) -> Tensor | None:
+        """Which keys each query sees, where the kernel does not know it by itself."""
+        a = self.a
+        if a.cross:
+            return None
+        seen = flow.places.seen(a.span, causal=a.causal)
+        written = not flow.fused or a.softcap is not None or self.sinks_H is not None
+        if seen is None and a.causal and (written or bias is not None):
+            return flow.places.causal()
+        return seen
+
+    def gated(self, out_BHTv: Tensor, made: dict[str, Tensor]) -> Tensor:
+        """What attention made, gated and normed: B × T × (H v)."""
+        if self.a.gate == "head":
+            out_BHTv = out_BHTv * made["gate"].sigmoid().mT[..., None]
+        out_BTw = out_BHTv.transpose(-3, -2).flatten(-2)
+        if self.a.gate == "element":
+            out_BTw = out_BTw * made["gate"].sigmoid()
+        return out_BTw if self.out_norm is None else self.out_norm(out_BTw)
+
+    def forward(self, x_BTD: Tensor, flow: Flow, path: str) -> Tensor:
+        """The same shape back."""
+        a, watch = self.a, flow.watch
+        made = self.made(x_BTD, flow, path)
+        rope = isinstance(a.position, Rope)
+        turns = flow.places.turns(a.position, self.width) if rope else None  # type: ignore[arg-type]
+        q, k = self.queries_and_keys(made, turns)
+        q_BHTh = q.transpose(-3, -2)
+        k_BKSh, v_BKSv = self.keys_and_values(k, made, flow)
+        if watch is not None:
+            watch(f"{path}.heads", q_BHTh)
+        bias = self.bias(flow)
+        out_BHTv = self.attend(
+            q_BHTh, k_BKSh, v_BKSv, self.seen(flow, bias), scale=self.scale,
+            causal=a.causal and not a.cross, fused=flow.fused, softcap=a.softcap,
+            sinks_H=self.sinks_H, bias=bias,
         )  # fmt: skip
-        watch(f"{path}.attention", out_BHTv)
-        if a.gate == "head":
-            out_BHTv = out_BHTv * gate_BTw.sigmoid().transpose(1, 2)[..., None]
-        out_BTw = out_BHTv.transpose(1, 2).flatten(-2)
-        if a.gate == "element":
-            out_BTw = out_BTw * gate_BTw.sigmoid()
-        out_BTD: Tensor = self.o(out_BTw)
-        watch(f"{path}.output", out_BTD)
+        if watch is not None:
+            watch(f"{path}.attention", out_BHTv)
+        out_BTD: Tensor = self.o(self.gated(out_BHTv, made))
+        if watch is not None:
+            watch(f"{path}.output", out_BTD)
         return out_BTD
 
 
 class Latent(nn.Module):
     """Multi-head latent attention, expanded to H keys and values as in training."""
 
-    def __init__(self, a: LatentAttention, d_model: int) -> None:
-        super().__init__()
-        self.a, h = a, int(a.n_head)
-        query = h * int(a.d_nope + a.d_rope)
-        if a.q_rank is None:
-            self.q_down, self.q_norm = None, None
-            self.q = Linear(d_model, query, bias=False)
-        else:
-            self.q_down = Linear(d_model, int(a.q_rank), bias=a.qkv_bias)
-            self.q_norm = Normed(a.norm, int(a.q_rank))
-            self.q = Linear(int(a.q_rank), query, bias=False)
-        self.kv_down = Linear(d_model, int(a.kv_rank + a.d_rope), bias=a.qkv_bias)
-        self.kv_norm = Normed(a.norm, int(a.kv_rank))
-        self.kv_up = Linear(int(a.kv_rank), h * int(a.d_nope + a.d_value), bias=False)
-        self.o = Linear(h * int(a.d_value), d_model, bias=a.out_bias)
-        self.scale = int(a.d_nope + a.d_rope) ** -0.5 if a.scale is None else a.scale
+    attend = staticmethod(attend)
 
-    def forward(self, x_BTD: Tensor, path: str, watch: Watch) -> Tensor:
+    def __init__(self, a: LatentAttention, d_model: int, numerics: Numerics) -> None:
+        super().__init__()
+        self.a, self.h, epsilon = a, int(a.n_head), numerics.epsilon
+        self.nope, self.rope, self.value = int(a.d_nope), int(a.d_rope), int(a.d_value)
+        query = self.h * (self.nope + self.rope)
+        kv_down = {"kv_down": int(a.kv_rank) + self.rope}
+        self.q_norm: Normed | None = None
+        if a.q_rank is None:  # a bias belongs to the down projections only
+            self.down = Fused(d_model, kv_down, bias=a.qkv_bias)
+            self.q = Fused(d_model, {"q": query})
+        else:
+            self.down = Fused(d_model, {"q_down": int(a.q_rank), **kv_down}, bias=a.qkv_bias)
+            self.q_norm = Normed(a.norm, int(a.q_rank), epsilon=epsilon)
+            self.q = Fused(int(a.q_rank), {"q_up": query})
+        self.kv_norm = Normed(a.norm, int(a.kv_rank), epsilon=epsilon)
+        self.kv_up = Fused(int(a.kv_rank), {"kv_up": self.h * (self.nope + self.value)})
+        self.gate = Fused(d_model, {"gate": self.h}) if a.gate else None
+        self.o = Fused(self.h * self.value, {"o": d_model}, bias=a.out_bias, role="out")
+        width = self.nope + self.rope
+        self.scale = numerics.attention_scale(width) * _stretch(a) if a.scale is None else a.scale
+
+    def named(self) -> Named:
+        """Its weights by their names in ``ops``."""
+        for part in (self.down, self.q, self.kv_up, self.gate, self.o):
+            if part is not None:
+                yield from part.named()
+        if self.q_norm is not None:
+            yield from self.q_norm.named("q_norm")
+        yield from self.kv_norm.named("kv_norm")
+
+    def forward(self, x_BTD: Tensor, flow: Flow, path: str) -> Tensor:
         """The same shape back."""
-        a, h = self.a, int(self.a.n_head)
-        nope, rope = int(a.d_nope), int(a.d_rope)
-        q_in = x_BTD
-        if self.q_down is not None and self.q_norm is not None:
-            q_in = self.q_norm(self.q_down(x_BTD))
+        a, h, watch = self.a, self.h, flow.watch
+        down = self.down.split(x_BTD)
+        q_in = x_BTD if self.q_norm is None else self.q_norm(down["q_down"])
         q_BTw = self.q(q_in)
-        latent_BTr, shared_BTr = self.kv_down(x_BTD).split([int(a.kv_rank), rope], -1)
+        latent_BTr, shared_BTr = torch.split(down["kv_down"], [int(a.kv_rank), self.rope], -1)
         kv_BTw = self.kv_up(self.kv_norm(latent_BTr))
-        watch(f"{path}.qkv", torch.cat((q_BTw, kv_BTw, shared_BTr), -1))
-        q_BHTh = q_BTw.unflatten(-1, (h, -1)).transpose(1, 2)
-        k_BHTn, v_BHTv = kv_BTw.unflatten(-1, (h, -1)).transpose(1, 2).split(
-            [nope, int(a.d_value)], -1
-        )  # fmt: skip
-        q_nope, q_turn = q_BHTh.split([nope, rope], -1)
-        k_turn = shared_BTr[:, None]
+        if watch is not None:
+            watch(f"{path}.qkv", torch.cat((q_BTw, kv_BTw, shared_BTr), -1))
+        q_BTHh, kv_BTHw = (t.view(*t.shape[:-1], h, -1) for t in (q_BTw, kv_BTw))
+        k_nope, v_BTHv = torch.split(kv_BTHw, [self.nope, self.value], -1)
+        q_nope, q_turn = torch.split(q_BTHh, [self.nope, self.rope], -1)
+        k_turn = shared_BTr[..., None, :]
         if isinstance(a.position, Rope):
-            q_turn, k_turn = (turned(t, a.position.theta, rope) for t in (q_turn, k_turn))
-        q_BHTh = torch.cat((q_nope, q_turn), -1)
-        k_BHTh = torch.cat((k_BHTn, k_turn.expand(-1, h, -1, -1)), -1)
-        watch(f"{path}.heads", q_BHTh)
-        seen_TT = visible(a.span, x_BTD.shape[-2], causal=True)
-        out_BHTv = attend(q_BHTh, k_BHTh, v_BHTv, seen_TT, scale=self.scale)
-        watch(f"{path}.attention", out_BHTv)
-        out_BTD: Tensor = self.o(out_BHTv.transpose(1, 2).flatten(-2))
-        watch(f"{path}.output", out_BTD)
+            turns = flow.places.turns(a.position, self.rope)
+            q_turn, k_turn = turned(q_turn, turns), turned(k_turn, turns)
+        q_BHTh = torch.cat((q_nope, q_turn), -1).transpose(-3, -2)
+        k_turn = k_turn.expand(*k_nope.shape[:-1], -1)
+        k_BHTh = torch.cat((k_nope, k_turn), -1).transpose(-3, -2)
+        if watch is not None:
+            watch(f"{path}.heads", q_BHTh)
+        seen = flow.places.seen(a.span, causal=True)
+        if seen is None and not flow.fused:
+            seen = flow.places.causal()
+        out_BHTv = self.attend(q_BHTh, k_BHTh, v_BTHv.transpose(-3, -2), seen, scale=self.scale,
+                          causal=True, fused=flow.fused)  # fmt: skip
+        if watch is not None:
+            watch(f"{path}.attention", out_BHTv)
+        if self.gate is not None:
+            out_BHTv = out_BHTv * self.gate(x_BTD).sigmoid().mT[..., None]
+        out_BTD: Tensor = self.o(out_BHTv.transpose(-3, -2).flatten(-2))
+        if watch is not None:
+            watch(f"{path}.output", out_BTD)
         return out_BTD
+
+
+def _stretch(a: LatentAttention) -> float:
+    """YaRN's scale of the logits, which DeepSeek's classes apply here: mscale², weighed."""
+    settings = scaling_settings(a.position if isinstance(a.position, Rope) else None)
+    weight = settings.get("mscale_all_dim")
+    return mscale(float(settings["factor"]), float(weight)) ** 2 if weight else 1.0

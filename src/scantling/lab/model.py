@@ -1,259 +1,245 @@
-"""A spec as a plain decoder in torch, whose every stage can be watched.
+"""A spec as a plain model in torch, whose every stage can be watched.
 
 Shapes ride on names: ``x_BTD`` is batch × tokens × width. H query heads, K key-value heads, h and
-v widths of a key and of a value, E experts, F hidden width, V vocabulary.
+v widths of a key and of a value, S keys, E experts, F hidden width, V vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from typing import Any
 
 import torch
+from msgspec import Struct
+from msgspec.structs import replace
 from torch import Tensor, nn
 from torch.nn import functional
 
 from scantling.errors import FieldError
-from scantling.formats.target import refuse_beyond
 from scantling.lab.attention import Grouped, Latent
-from scantling.lab.parts import Linear, Normed, activation
+from scantling.lab.feed import Feed, Routed
+from scantling.lab.flow import Flow, Places, Watch
+from scantling.lab.grammar import buildable
+from scantling.lab.numerics import Numerics
+from scantling.lab.param import Kind, Parametrisation, initialise, optimizer_groups
+from scantling.lab.parts import Fused, Named, maybe
+from scantling.lab.recurrent import Delta, StateSpace
+from scantling.lab.stream import Branched, Side
 from scantling.spec import (
-    Alibi,
-    Block,
-    Branch,
-    Chunk,
-    DeepNorm,
     Dense,
     Embeddings,
     Experts,
-    Full,
+    GatedDelta,
     GroupedAttention,
-    Head,
+    HyperConnections,
     LatentAttention,
     Layer,
-    LearnedPosition,
-    Norm,
-    Plain,
-    QKNorm,
-    Rope,
-    Router,
-    Run,
-    SharedExpert,
+    Mamba2,
+    RelativeBias,
     Spec,
     Stack,
-    Window,
 )
 
-Watch = Callable[[str, Tensor], None]
-"""Called with the name of a stage, as the trace has it, and what comes out of it."""
-
-GRAMMAR: dict[type, str] = {
-    Spec: "d_model vocab_size decoder embeddings tied head max_context",
-    Stack: "kinds layout final_norm",
-    Run: "pattern n",
-    Layer: "name blocks",
-    Embeddings: "position d_embed project_bias norm scale",
-    LearnedPosition: "rows",
-    Head: "bias project softcap scale",
-    Block: "branches pre post after residual",
-    Branch: "module pre post",
-    Norm: "kind scale bias",
-    QKNorm: "scope norm",
-    Plain: "scale",
-    DeepNorm: "alpha",
-    Full: "",
-    Window: "window",
-    Chunk: "chunk",
-    Rope: "theta fraction scaling",
-    Alibi: "",
-    GroupedAttention: (
-        "n_head n_kv_head d_head d_value qkv_bias out_bias qk_norm position span causal sinks "
-        "gate key_is_value softcap scale"
-    ),
-    LatentAttention: (
-        "n_head kv_rank d_nope d_rope d_value q_rank qkv_bias out_bias norm position span scale"
-    ),
-    Dense: "d_ff gated activation in_bias out_bias",
-    Experts: "n_expert top_k d_expert gated activation bias router shared",
-    Router: "scoring bias correction n_expert_group top_k_group",
-    SharedExpert: "d_shared gate bias",
-}
-"""What this model runs; the rest is refused by name. A rotary scaling changes no shape and no
-statistic of random weights worth showing, so positions turn unscaled."""
-
-NAME = "the lab's model"
+IGNORED = -100
+"""A target that no loss counts."""
 
 
-class Feed(nn.Module):
-    """A dense feed-forward: down(act(gate x) · up x), or down(act(up x))."""
+class Weight(Struct, frozen=True):
+    """One weight of a model by its name in ``ops.tensors``, as a view of what is stored."""
 
-    def __init__(
-        self, d_model: int, d_ff: int, act: str, *, gated: bool, in_bias: bool, out_bias: bool
-    ) -> None:
-        super().__init__()
-        self.up = Linear(d_model, d_ff, bias=in_bias)
-        self.gate = Linear(d_model, d_ff, bias=in_bias) if gated else None
-        self.down = Linear(d_ff, d_model, bias=out_bias)
-        self.act = activation(act)
-
-    def forward(self, x_BTD: Tensor) -> Tensor:
-        """The same shape back."""
-        up_BTF = self.up(x_BTD)
-        hidden_BTF = self.act(up_BTF) if self.gate is None else self.act(self.gate(x_BTD)) * up_BTF
-        down_BTD: Tensor = self.down(hidden_BTF)
-        return down_BTD
+    name: str
+    """``decoder.<kind>.<module>.<weight>``."""
+    layer: int | None
+    """Number of its layer in the stack; None outside the layers."""
+    tensor: Tensor
 
 
-def side(x_nI: Tensor, weight_EOI: Tensor, bias_EO: Tensor | None, i: int) -> Tensor:
-    """One expert's product with the tokens that chose it."""
-    return functional.linear(x_nI, weight_EOI[i], None if bias_EO is None else bias_EO[i])
+def cross_entropy(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
+    """Mean cross entropy in nats of the targets that count."""
+    return functional.cross_entropy(
+        logits_BTV.flatten(0, -2), targets_BT.flatten(), ignore_index=IGNORED
+    )
 
 
-class Routed(nn.Module):
-    """Routed experts: each token passes ``top_k`` of them; all weights of a side in one tensor."""
-
-    def __init__(self, e: Experts, d_model: int) -> None:
-        super().__init__()
-        self.e, n, f = e, int(e.n_expert), int(e.d_expert)
-        self.router = Linear(d_model, n, bias=e.router.bias)
-        sides = 2 if e.gated else 1
-        self.up_EFD = nn.Parameter(torch.randn(n, sides * f, d_model) * d_model**-0.5)
-        self.down_EDF = nn.Parameter(torch.randn(n, d_model, f) * f**-0.5)
-        self.up_bias_EF = nn.Parameter(torch.zeros(n, sides * f)) if e.bias else None
-        self.down_bias_ED = nn.Parameter(torch.zeros(n, d_model)) if e.bias else None
-        if e.router.correction == "parameter":
-            self.correction_E = nn.Parameter(torch.zeros(n))
-        elif e.router.correction:
-            self.register_buffer("correction_E", torch.zeros(n))
-        self.act = activation(e.activation)
-        s = e.shared
-        self.shared = None if s is None else Feed(
-            d_model, int(s.d_shared), e.activation, gated=e.gated, in_bias=s.bias, out_bias=s.bias
-        )  # fmt: skip
-        self.shared_gate = Linear(d_model, 1, bias=False) if s is not None and s.gate else None
-
-    def chosen(self, x_ND: Tensor) -> tuple[Tensor, Tensor]:
-        """The weight and the number of each token's experts."""
-        e = self.e
-        logits_NE = self.router(x_ND)
-        scores_NE = logits_NE.sigmoid() if e.router.scoring == "sigmoid" else logits_NE.softmax(-1)
-        rank_NE = scores_NE + self.correction_E if e.router.correction else scores_NE
-        groups = int(e.router.n_expert_group or 1)
-        if groups > 1:
-            by_group_NGE = rank_NE.unflatten(-1, (groups, -1))
-            best_NG = by_group_NGE.topk(min(2, by_group_NGE.shape[-1]), -1).values.sum(-1)
-            kept = best_NG.topk(int(e.router.top_k_group or 1), -1).indices
-            open_NG = torch.zeros_like(best_NG, dtype=torch.bool).scatter(-1, kept, value=True)
-            rank_NE = by_group_NGE.masked_fill(~open_NG[..., None], -torch.inf).flatten(-2)
-        which_Nk = rank_NE.topk(int(e.top_k), -1).indices
-        weight_Nk = scores_NE.gather(-1, which_Nk)
-        return weight_Nk / weight_Nk.sum(-1, keepdim=True), which_Nk
-
-    def forward(self, x_BTD: Tensor) -> Tensor:
-        """The weighted sum of each token's experts, and the shared expert."""
-        x_ND = x_BTD.flatten(0, -2)
-        weight_Nk, which_Nk = self.chosen(x_ND)
-        out_ND = torch.zeros_like(x_ND)
-        for i in sorted(set(which_Nk.flatten().tolist())):
-            token, slot = (which_Nk == i).nonzero(as_tuple=True)
-            up = side(x_ND[token], self.up_EFD, self.up_bias_EF, i)
-            if self.e.gated:
-                gate, up = up.chunk(2, -1)
-                up = self.act(gate) * up
-            else:
-                up = self.act(up)
-            down = side(up, self.down_EDF, self.down_bias_ED, i)
-            out_ND = out_ND.index_add(0, token, down * weight_Nk[token, slot, None])
-        if self.shared is not None:
-            shared_ND = self.shared(x_ND)
-            if self.shared_gate is not None:
-                shared_ND = self.shared_gate(x_ND).sigmoid() * shared_ND
-            out_ND = out_ND + shared_ND
-        return out_ND.view_as(x_BTD)
-
-
-def _module(module: Any, d_model: int) -> nn.Module:
+def _module(module: Any, d_model: int, numerics: Numerics, *, first: bool) -> nn.Module:
     if isinstance(module, GroupedAttention):
-        return Grouped(module, d_model)
+        return Grouped(module, d_model, numerics, first=first)
     if isinstance(module, LatentAttention):
-        return Latent(module, d_model)
+        return Latent(module, d_model, numerics)
+    if isinstance(module, Mamba2):
+        return StateSpace(module, d_model, numerics)
+    if isinstance(module, GatedDelta):
+        return Delta(module, d_model, numerics)
     if isinstance(module, Experts):
-        return Routed(module, d_model)
-    assert isinstance(module, Dense)
-    return Feed(d_model, int(module.d_ff), module.activation, gated=module.gated,
-                in_bias=module.in_bias, out_bias=module.out_bias)  # fmt: skip
-
-
-class Branched(nn.Module):
-    """Branches side by side around one residual."""
-
-    def __init__(self, block: Block, names: list[str], d_model: int) -> None:
-        super().__init__()
-        self.block, self.names = block, names
-        self.pre = Normed.maybe(block.pre, d_model)
-        self.post = Normed.maybe(block.post, d_model)
-        self.after = Normed.maybe(block.after, d_model)
-        self.inner = nn.ModuleList(_module(b.module, d_model) for b in block.branches)
-        self.own_pre = nn.ModuleList(Normed.maybe(b.pre, d_model) for b in block.branches)
-        self.own_post = nn.ModuleList(Normed.maybe(b.post, d_model) for b in block.branches)
-
-    def forward(self, x_BTD: Tensor, path: str, watch: Watch) -> Tensor:
-        """The stream after the block."""
-        normed_BTD = self.pre(x_BTD)
-        if self.block.pre is not None:
-            watch(f"{path}.{self.names[0]}.norm", normed_BTD)
-        total: Tensor | None = None
-        for name, inner, pre, post, branch in zip(
-            self.names, self.inner, self.own_pre, self.own_post, self.block.branches, strict=True
-        ):
-            own_BTD = pre(normed_BTD)
-            if branch.pre is not None:
-                watch(f"{path}.{name}.norm", own_BTD)
-            if isinstance(inner, Grouped | Latent):
-                own_BTD = inner(own_BTD, f"{path}.{name}", watch)
-            else:
-                own_BTD = inner(own_BTD)
-                word = "experts" if isinstance(inner, Routed) else "ffn"
-                watch(f"{path}.{name}.{word}", own_BTD)
-            own_BTD = post(own_BTD)
-            total = own_BTD if total is None else total + own_BTD
-        assert total is not None, "a block has a branch"
-        out_BTD: Tensor = self.post(total)
-        residual = self.block.residual
-        if isinstance(residual, DeepNorm):
-            out_BTD = residual.alpha * x_BTD + out_BTD
-        else:
-            assert isinstance(residual, Plain)
-            out_BTD = x_BTD + residual.scale * out_BTD
-        after_BTD: Tensor = self.after(out_BTD)
-        return after_BTD
+        return Routed(module, d_model, numerics)
+    assert isinstance(module, Dense), "the grammar refuses others"
+    return Feed(module, d_model, numerics.epsilon)
 
 
 class Layered(nn.Module):
-    """One layer of a kind: its blocks in order."""
+    """One layer: its blocks in order."""
 
-    def __init__(self, layer: Layer, d_model: int) -> None:
+    def __init__(self, path: str, blocks: list[Branched]) -> None:
         super().__init__()
-        self.path = f"decoder.{layer.name}"
-        seen: dict[str, int] = {}
-        blocks = []
-        for block in layer.blocks:
-            names = []
-            for branch in block.branches:
-                n = seen[branch.name] = seen.get(branch.name, 0) + 1
-                names.append(branch.name if n == 1 else f"{branch.name}{n}")
-            blocks.append(Branched(block, names, d_model))
-        self.blocks = nn.ModuleList(blocks)
+        self.path, self.blocks = path, nn.ModuleList(blocks)
 
-    def forward(self, x_BTD: Tensor, watch: Watch) -> Tensor:
+    def forward(self, x_BTD: Tensor, flow: Flow) -> Tensor:
         """The stream after the layer."""
         for block in self.blocks:
-            x_BTD = block(x_BTD, self.path, watch)
+            x_BTD = block(x_BTD, flow, self.path)
         return x_BTD
 
 
+class Layers(nn.Module):
+    """A stack: its layers and the last norm.
+
+    Where a branch has fewer weight sets than layers, neighbours share: layer i of n uses set
+    ⌊i · sets / n⌋.
+    """
+
+    def __init__(self, stack: Stack, name: str, d_model: int, numerics: Numerics) -> None:
+        super().__init__()
+        self.path, self.d_model, self.numerics = name, d_model, numerics
+        self.times = {k: int(n) for k, n in stack.occurrences().items()}
+        self.sides: dict[Any, Side] = {}
+        self.outer: dict[Any, Branched] = {}
+        self.first = True
+        residual = stack.kinds[0].blocks[0].residual
+        self.n_stream = int(residual.n_stream) if isinstance(residual, HyperConnections) else 0
+        done = dict.fromkeys(self.times, 0)
+        place, layers = 0, []
+        for kind in stack.expand():
+            layers.append(self._layer(stack.kind(kind), done[kind], place))
+            done[kind] += 1
+            place += len(layers[-1].blocks)
+        self.layers = nn.ModuleList(layers)
+        self.final = maybe(stack.final_norm, d_model, numerics.epsilon)
+
+    def _layer(self, layer: Layer, occurrence: int, place: int) -> Layered:
+        seen: dict[str, int] = {}
+        blocks = []
+        for i, block in enumerate(layer.blocks):
+            names, sides, sets = [], [], []
+            for j, branch in enumerate(block.branches):
+                n = seen[branch.name] = seen.get(branch.name, 0) + 1
+                names.append(branch.name if n == 1 else f"{branch.name}{n}")
+                own = occurrence
+                if branch.copies is not None:
+                    n_set = min(int(branch.copies), self.times[layer.name])
+                    own = occurrence * n_set // self.times[layer.name]
+                    sets.append(own)
+                key = (layer.name, i, j, own)
+                if key not in self.sides:
+                    module = _module(branch.module, self.d_model, self.numerics, first=self.first)
+                    self.sides[key] = Side(branch, module, self.d_model, self.numerics.epsilon)
+                    a = branch.module
+                    position = getattr(a, "position", None)
+                    if isinstance(position, RelativeBias) and not position.each_layer:
+                        self.first = False  # T5 keeps one table a stack
+                sides.append(self.sides[key])
+            made = Branched(block, names, sides, self.d_model, self.numerics, place + i)
+            if len(sets) == len(sides):  # all is shared between layers, so are norms (ALBERT)
+                made.share(self.outer.setdefault((layer.name, i, sets[0]), made))
+            blocks.append(made)
+        return Layered(f"{self.path}.{layer.name}", blocks)
+
+    def named(self) -> Iterator[Weight]:
+        """Its weights, each once."""
+        seen: set[int] = set()
+        for i, layer in enumerate(self.layers):
+            for block in layer.blocks:  # type: ignore[union-attr]
+                outer = block.outer() if self._new(block, seen) else iter(())
+                yield from _weights(f"{layer.path}.{block.names[0]}", i, outer)
+                for name, side in zip(block.names, block.sides, strict=True):
+                    if id(side) not in seen:
+                        seen.add(id(side))
+                        yield from _weights(f"{layer.path}.{name}", i, side.named())
+        if self.final is not None:
+            yield from _weights(self.path, None, self.final.named("final_norm"))
+
+    @staticmethod
+    def _new(block: Branched, seen: set[int]) -> bool:
+        """Whether a block's own parts have not been listed with another block."""
+        parts = [getattr(block, n) for n in ("pre", "post", "after", "hyper", "depth_router")]
+        known = {id(p) for p in parts if p is not None}
+        new = not known & seen
+        seen |= known
+        return new
+
+    def forward(self, x_BTD: Tensor, flow: Flow) -> Tensor:
+        """The normed stream after the last layer."""
+        if self.n_stream:
+            x_BTD = x_BTD[..., None, :].expand(*x_BTD.shape[:-1], self.n_stream, -1)
+        for layer in self.layers:
+            x_BTD = layer(x_BTD, flow)
+        if self.n_stream:
+            x_BTD = x_BTD.sum(-2)
+        if self.final is not None:
+            x_BTD = self.final(x_BTD)
+            if flow.watch is not None:
+                flow.watch(f"{self.path}.norm", x_BTD)
+        return x_BTD
+
+
+class Embedded(nn.Module):
+    """What comes before the first layer but for the table of tokens, which stacks share."""
+
+    def __init__(self, e: Embeddings, d_model: int, epsilon: float) -> None:
+        super().__init__()
+        self.e, width = e, d_model if e.d_embed is None else int(e.d_embed)
+        self.position = None
+        if e.position is not None:
+            wide = width if e.position.narrow else d_model
+            self.position = nn.Embedding(int(e.position.rows), wide)
+        self.norm = maybe(e.norm, d_model if e.norm_last else width, epsilon)
+        self.project_in = None
+        if e.d_embed is not None:
+            self.project_in = Fused(width, {"project_in": d_model}, bias=e.project_bias)
+
+    def named(self) -> Named:
+        """Its weights by their names in ``ops``."""
+        if self.position is not None:
+            yield "position", self.position.weight
+        if self.norm is not None:
+            yield from self.norm.named("embedding_norm")
+        if self.project_in is not None:
+            yield from self.project_in.named()
+
+    def forward(self, x_BTw: Tensor) -> Tensor:
+        """Scaled, with positions, normed and projected: B × T × D."""
+        e = self.e
+        if e.scale is not None:
+            x_BTw = x_BTw * e.scale
+        if self.position is not None and e.position is not None and e.position.narrow:
+            x_BTw = x_BTw + self._positions(x_BTw.shape[-2])
+        if self.norm is not None and not e.norm_last:
+            x_BTw = self.norm(x_BTw)
+        if self.project_in is not None:
+            x_BTw = self.project_in(x_BTw)
+        if self.norm is not None and e.norm_last:
+            x_BTw = self.norm(x_BTw)
+        if self.position is not None and e.position is not None and not e.position.narrow:
+            x_BTw = x_BTw + self._positions(x_BTw.shape[-2])
+        return x_BTw
+
+    def _positions(self, length: int) -> Tensor:
+        assert self.position is not None
+        rows = self.position.num_embeddings
+        if length > rows:
+            raise FieldError("context", length, f"exceeds the learned positions {rows}")
+        return self.position.weight[:length]
+
+
 class Decoder(nn.Module):
-    """A spec as a model: token numbers in, logits out.
+    """A spec as a model: token numbers in, logits out; with an encoder where the spec has one.
+
+    Args:
+        spec: The model.
+        param: How initial sizes, rates and multipliers depend on the shape: ``sp``, ``mup`` or
+            ``completep`` (see ``lab.param``).
+        init_std: One deviation for all matrices instead of 1/√inputs, as 0.02 in GPT-2.
+        seed: Of the weights.
+        numerics: Small numbers of a class that are no part of a spec.
 
     Raises:
         FieldError: If the spec has a part this model does not run, by its name.
@@ -267,55 +253,149 @@ class Decoder(nn.Module):
         True
     """
 
-    def __init__(self, spec: Spec) -> None:
-        refuse_beyond(spec, GRAMMAR, NAME)
+    def __init__(
+        self, spec: Spec, param: Kind | Parametrisation = "sp", init_std: float | None = None,
+        seed: int = 0, numerics: Numerics | None = None,
+    ) -> None:  # fmt: skip
+        buildable(spec)
         super().__init__()
+        self.param = param if isinstance(param, Parametrisation) else Parametrisation(param)
+        numerics = self.param.numerics(spec, numerics or Numerics())
         e, d, v = spec.embeddings, int(spec.d_model), int(spec.vocab_size)
         width = d if e.d_embed is None else int(e.d_embed)
-        self.spec = spec
+        self.spec, self.numerics, self.seed = spec, numerics, seed
+        self.fused = True
+        """Whether attention is one kernel where there is one; off under vmap."""
+        self.places: dict[Any, Places] = {}
         self.table = nn.Embedding(v, width)
-        self.position = None if e.position is None else nn.Embedding(int(e.position.rows), d)
-        self.norm = Normed.maybe(e.norm, width)
-        self.project_in = None if e.d_embed is None else Linear(width, d, bias=e.project_bias)
-        kinds = {layer.name: layer for layer in spec.decoder.kinds}
-        self.layers = nn.ModuleList(Layered(kinds[name], d) for name in spec.decoder.expand())
-        self.final = Normed.maybe(spec.decoder.final_norm, d)
+        self.embedded = Embedded(e, d, numerics.epsilon)
+        self.decoder = Layers(spec.decoder, "decoder", d, numerics)
+        self.encoder = self.encoder_embedded = None
+        if spec.encoder is not None:
+            own = spec.encoder_embeddings
+            self.encoder = Layers(spec.encoder, "encoder", d, numerics)
+            if own is not None:
+                self.encoder_embedded = Embedded(own, d, numerics.epsilon)
         head = spec.head
         assert head is not None, "the grammar refuses a model without a head"
-        self.project_out = Linear(d, width, bias=False) if head.project else None
-        self.head = Linear(width, v, bias=head.bias)
-        if spec.tied:  # one table serves both: sized for the head, as a product is
-            nn.init.normal_(self.table.weight, std=width**-0.5)
+        self.project_out = Fused(d, {"project_out": width}) if head.project else None
+        self.head = Fused(width, {"lm_head": v}, bias=head.bias, role="head")
+        if spec.tied:
             self.head.weight = self.table.weight
+        initialise(self, init_std, seed)
 
-    def forward(self, tokens_BT: Tensor, watch: Watch = lambda _name, _value: None) -> Tensor:
-        """Logits of every position; ``watch`` sees what comes out of each stage."""
-        e, head = self.spec.embeddings, self.spec.head
-        x_BTD: Tensor = self.table(tokens_BT)
-        if e.scale is not None:
-            x_BTD = x_BTD * e.scale
-        x_BTD = self.norm(x_BTD)
-        if self.project_in is not None:
-            x_BTD = self.project_in(x_BTD)
-        if self.position is not None:
-            length = tokens_BT.shape[-1]
-            if length > self.position.num_embeddings:
-                raise FieldError("context", length, "exceeds the learned positions "
-                                 f"{self.position.num_embeddings}")  # fmt: skip
-            x_BTD = x_BTD + self.position.weight[:length]
-        watch("embedding", x_BTD)
-        for layer in self.layers:
-            x_BTD = layer(x_BTD, watch)
-        x_BTD = self.final(x_BTD)
-        if self.spec.decoder.final_norm is not None:
-            watch("decoder.norm", x_BTD)
+    @property
+    def layers(self) -> nn.ModuleList:
+        """The decoder's layers."""
+        return self.decoder.layers
+
+    def named(self) -> Iterator[Weight]:
+        """Every weight once, by its name in ``ops.tensors``; a tied head is the embedding.
+
+        Example:
+            >>> from scantling import catalog
+            >>> from scantling.lab.shrink import shrink
+            >>> spec = shrink(catalog.model("gpt2"), 100_000, 8)
+            >>> [w.name for w in Decoder(spec).named()][:4]
+            ['model.embedding', 'model.position', 'decoder.layer.attention.pre_norm_scale', \
+'decoder.layer.attention.pre_norm_bias']
+        """
+        yield Weight("model.embedding", None, self.table.weight)
+        yield from _weights("model", None, self.embedded.named())
+        if self.encoder_embedded is not None:
+            yield from _weights("encoder", None, self.encoder_embedded.named())
+        if self.encoder is not None:
+            yield from self.encoder.named()
+        yield from self.decoder.named()
         if self.project_out is not None:
-            x_BTD = self.project_out(x_BTD)
-        logits_BTV: Tensor = self.head(x_BTD)
+            yield from _weights("model", None, self.project_out.named())
+        for name, tensor in self.head.named():
+            if not (self.spec.tied and name == "lm_head"):
+                yield Weight(f"model.{name}", None, tensor)
+
+    def at(self, length: int, device: torch.device) -> Places:
+        """Positions and their tables, kept from pass to pass."""
+        key = (length, device)
+        if key not in self.places:
+            context = None if self.spec.max_context is None else int(self.spec.max_context)
+            if torch.compiler.is_compiling():
+                return Places(torch.arange(length, device=device), length, context)
+            with torch.inference_mode(mode=False):
+                at = torch.arange(length, device=device)
+            self.places[key] = Places(at, length, context)
+        return self.places[key]
+
+    def warm(self, length: int) -> None:
+        """Make the tables of a length before a compiler traces what reads them."""
+        tokens = torch.zeros(1, length, dtype=torch.long, device=self.table.weight.device)
+        with torch.no_grad():
+            self(tokens, source=None if self.encoder is None else tokens)
+
+    def encoded(self, source_BS: Tensor, watch: Watch | None = None) -> Tensor:
+        """What the encoder makes of its tokens, B × S × D."""
+        assert self.encoder is not None, "only called where there is one"
+        flow = Flow(self.at(source_BS.shape[-1], source_BS.device), watch, fused=self.fused)
+        embedded = self.encoder_embedded or self.embedded
+        x_BSD: Tensor = self.encoder(embedded(self.table(source_BS)), flow)
+        return x_BSD
+
+    def hidden(
+        self, tokens_BT: Tensor, watch: Watch | None = None, source: Tensor | None = None
+    ) -> Tensor:
+        """The stream that the head reads, B × T × D."""
+        source_BSD = None
+        if self.encoder is not None:
+            if source is None:
+                raise FieldError("source", None, "is missing: this model reads an encoder's tokens")
+            source_BSD = self.encoded(source, watch)
+        x_BTD: Tensor = self.embedded(self.table(tokens_BT))
+        if watch is not None:
+            watch("embedding", x_BTD)
+        places = self.at(tokens_BT.shape[-1], tokens_BT.device)
+        x_BTD = self.decoder(x_BTD, Flow(places, watch, source_BSD, fused=self.fused))
+        return x_BTD if self.project_out is None else self.project_out(x_BTD)
+
+    def forward(
+        self, tokens_BT: Tensor, watch: Watch | None = None, source: Tensor | None = None
+    ) -> Tensor:
+        """Logits of every position.
+
+        Args:
+            tokens_BT: Token numbers.
+            watch: Sees what comes out of each stage.
+            source: Token numbers of the encoder, B × S.
+        """
+        logits_BTV: Tensor = self.head(self.hidden(tokens_BT, watch, source))
+        head = self.spec.head
         assert head is not None, "checked when built"
-        if head.scale is not None:
-            logits_BTV = logits_BTV * head.scale
+        scale = (1.0 if head.scale is None else head.scale) * self.numerics.logits
+        if scale != 1.0:
+            logits_BTV = logits_BTV * scale
         if head.softcap is not None:
             logits_BTV = head.softcap * torch.tanh(logits_BTV / head.softcap)
-        watch("head", logits_BTV)
+        if watch is not None:
+            watch("head", logits_BTV)
         return logits_BTV
+
+    def loss(self, tokens_BT: Tensor, targets_BT: Tensor, source: Tensor | None = None) -> Tensor:
+        """Mean cross entropy of the next token in nats; targets of −100 do not count."""
+        return cross_entropy(self(tokens_BT, source=source), targets_BT)
+
+    def groups(
+        self, lr: float, weight_decay: float = 0.0, epsilon: float = 1e-8
+    ) -> list[dict[str, Any]]:
+        """Parameter groups for an optimizer, with the rates of the parametrisation.
+
+        Each has ``name``, ``params``, ``lr``, ``weight_decay`` and ``eps``; ``scale`` is its rate
+        over ``lr``, for schedules that set rates anew.
+        """
+        return optimizer_groups(self, lr, weight_decay, epsilon)
+
+    def with_numerics(self, **changes: Any) -> Numerics:
+        """This model's small numbers with some changed."""
+        return replace(self.numerics, **changes)
+
+
+def _weights(path: str, layer: int | None, named: Named) -> Iterator[Weight]:
+    for name, tensor in named:
+        yield Weight(f"{path}.{name}", layer, tensor)

@@ -1,8 +1,11 @@
-"""The small parts of the lab's model: products, norms, activations, rotation."""
+"""The small parts of the lab's model: fused products, norms, activations.
+
+Every part names the weights it holds as ``ops.tensors`` does, whatever is stored side by side.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -13,39 +16,136 @@ from scantling.spec import Norm
 
 EPSILON = 1e-6
 
+Named = Iterator[tuple[str, Tensor]]
+"""Weights by their names in ``ops.tensors``, as views of what is stored."""
 
-class Linear(nn.Linear):
-    """A product whose weights are normal with variance 1 / inputs, and whose biases are zero."""
+
+class Fused(nn.Linear):
+    """One product with one or several matrices side by side (q, k, v; gate, up).
+
+    Example:
+        >>> qkv = Fused(8, {"q": 8, "k": 4, "v": 4}, bias=True)
+        >>> [(name, tuple(weight.shape)) for name, weight in qkv.named()][:4]
+        [('q', (8, 8)), ('q_bias', (8,)), ('k', (4, 8)), ('k_bias', (4,))]
+    """
+
+    def __init__(
+        self, d_in: int, outs: Mapping[str, int], *, bias: bool = False, role: str = "hidden"
+    ) -> None:
+        self.outs = {name: int(n) for name, n in outs.items() if n}
+        self.role = role
+        super().__init__(int(d_in), sum(self.outs.values()), bias=bias)
 
     def reset_parameters(self) -> None:
-        """Keep the size of what flows through: Var(W x) = Var(x)."""
-        nn.init.normal_(self.weight, std=self.in_features**-0.5)
-        if self.bias is not None:
-            nn.init.zeros_(self.bias)
+        """Nothing: all weights are set at once, from one seed, by ``param``."""
+
+    def named(self) -> Named:
+        """Each matrix and its bias."""
+        at = 0
+        for name, n in self.outs.items():
+            yield name, self.weight[at : at + n]
+            if self.bias is not None:
+                yield f"{name}_bias", self.bias[at : at + n]
+            at += n
+
+    def split(self, x: Tensor) -> dict[str, Tensor]:
+        """What each matrix made, by its name."""
+        return dict(zip(self.outs, self(x).split(list(self.outs.values()), -1), strict=True))
+
+
+class Factored(nn.Module):
+    """As ``Fused``, each matrix kept as b (n × rank) times a (rank × inputs).
+
+    Example:
+        >>> [(name, tuple(weight.shape)) for name, weight in Factored(8, {"up": 6}, 2).named()]
+        [('up_a', (2, 8)), ('up_b', (6, 2))]
+    """
+
+    def __init__(
+        self, d_in: int, outs: Mapping[str, int], rank: int, *, bias: bool = False,
+        role: str = "hidden",
+    ) -> None:  # fmt: skip
+        super().__init__()
+        outs = {name: int(n) for name, n in outs.items() if n}
+        self.a = Fused(d_in, {f"{name}_a": int(rank) for name in outs})
+        self.b = nn.ModuleList(
+            Fused(int(rank), {f"{name}_b": n}, bias=bias, role=role) for name, n in outs.items()
+        )
+
+    def named(self) -> Named:
+        """Both factors of each matrix, and its bias."""
+        yield from self.a.named()
+        for one in self.b:
+            yield from one.named()  # type: ignore[operator]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """What the matrices make, side by side."""
+        parts = zip(self.b, self.a(x).chunk(len(self.b), -1), strict=True)
+        return torch.cat([b(part) for b, part in parts], -1)
+
+
+def product(
+    d_in: int, outs: Mapping[str, int], rank: int | None, *, bias: bool = False,
+    role: str = "hidden",
+) -> Fused | Factored:  # fmt: skip
+    """One product, of full rank or factored."""
+    if rank is None:
+        return Fused(d_in, outs, bias=bias, role=role)
+    return Factored(d_in, outs, rank, bias=bias, role=role)
 
 
 class Normed(nn.Module):
-    """RMSNorm or LayerNorm over the last axis, with the scale and bias its spec has."""
+    """RMSNorm or LayerNorm over the last axis, with the scale and bias its spec has.
 
-    def __init__(self, norm: Norm, *shape: int) -> None:
+    Args:
+        norm: What it is.
+        shape: Of one vector; all of it has a scale, only the last axis is one vector.
+        epsilon: What is added to the variance.
+        groups: Parts of the last axis that are normed apart (Mamba-2).
+    """
+
+    def __init__(self, norm: Norm, *shape: int, epsilon: float = EPSILON, groups: int = 1) -> None:
         super().__init__()
-        self.kind = norm.kind
+        self.kind, self.epsilon, self.groups = norm.kind, epsilon, groups
+        self.width = (shape[-1] // groups,)
+        self.one = len(shape) == 1 and groups == 1
+        """Whether the kernel applies the scale itself."""
         self.scale = nn.Parameter(torch.ones(shape)) if norm.scale else None
         self.bias = nn.Parameter(torch.zeros(shape)) if norm.bias else None
 
-    @staticmethod
-    def maybe(norm: Norm | None, *shape: int) -> nn.Module:
-        """A norm, or nothing where the spec has none."""
-        return nn.Identity() if norm is None else Normed(norm, *shape)
+    def named(self, name: str) -> Named:
+        """Its scale and bias, as far as it has them."""
+        if self.scale is not None:
+            yield f"{name}_scale", self.scale.view(-1)
+        if self.bias is not None:
+            yield f"{name}_bias", self.bias.view(-1)
 
     def forward(self, x: Tensor) -> Tensor:
         """The same shape; each vector of unit size."""
+        if self.one and self.kind == "layer":
+            return functional.layer_norm(x, self.width, self.scale, self.bias, self.epsilon)
+        shape = x.shape
+        x = x if self.groups == 1 else x.view(*shape[:-1], self.groups, -1)
         if self.kind == "layer":
-            x = x - x.mean(-1, keepdim=True)
-        x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + EPSILON)
+            x = functional.layer_norm(x, self.width, None, None, self.epsilon)
+        elif x.dtype == torch.float32:  # 1.4 times as fast as the kernel, on a CPU
+            square = torch.linalg.vecdot(x, x) / self.width[0]
+            x = x * torch.rsqrt(square + self.epsilon)[..., None]
+        else:  # which sums in 32 bits
+            x = functional.rms_norm(x, self.width, None, self.epsilon)
+        x = x.view(shape)
         if self.scale is not None:
             x = x * self.scale
         return x if self.bias is None else x + self.bias
+
+
+def maybe(norm: Norm | None, width: int, epsilon: float) -> Normed | None:
+    """A norm, or nothing where the spec has none."""
+    return None if norm is None else Normed(norm, width, epsilon=epsilon)
+
+
+def _tanh_gelu(x: Tensor) -> Tensor:
+    return functional.gelu(x, approximate="tanh")
 
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -54,9 +154,14 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": functional.relu,
     "relu2": lambda x: functional.relu(x).square(),
     "gelu": functional.gelu,
-    "gelu_new": lambda x: functional.gelu(x, approximate="tanh"),
-    "gelu_fast": lambda x: functional.gelu(x, approximate="tanh"),
-    "gelu_pytorch_tanh": lambda x: functional.gelu(x, approximate="tanh"),
+    "gelu_new": _tanh_gelu,
+    "gelu_fast": _tanh_gelu,
+    "gelu_pytorch_tanh": _tanh_gelu,
+    "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
+    "mish": functional.mish,
+    "linear": lambda x: x,
 }
 
 
@@ -70,22 +175,3 @@ def activation(name: str) -> Callable[[Tensor], Tensor]:
         raise FieldError("ffn.activation", name, "is not known to the lab",
                          f"use {', '.join(ACTIVATIONS)}")  # fmt: skip
     return ACTIVATIONS[name]
-
-
-def turned(x_BHTh: Tensor, theta: float, width: int) -> Tensor:
-    """Rotate the first ``width`` of each head by position, halves against each other.
-
-    Example:
-        >>> x = torch.ones(1, 1, 2, 4)
-        >>> y = turned(x, 10000.0, 4)
-        >>> bool((y[..., 0, :] == 1).all()), bool(torch.isclose(y.norm(), x.norm()))
-        (True, True)
-    """
-    if width == 0:
-        return x_BHTh
-    length, half = x_BHTh.shape[-2], width // 2
-    frequency = theta ** (-torch.arange(half, device=x_BHTh.device) / half)
-    angle = torch.arange(length, device=x_BHTh.device)[:, None] * frequency
-    cos, sin = angle.cos(), angle.sin()
-    a, b, rest = x_BHTh[..., :half], x_BHTh[..., half:width], x_BHTh[..., width:]
-    return torch.cat((a * cos - b * sin, b * cos + a * sin, rest), -1)

@@ -88,8 +88,7 @@ def run(
     heads = changes(one.spec, spec).get("n_head", (0, 0))[1] or 1
     if batch * heads * context**2 > MOST_PAIRS:
         raise FieldError("context", context, "is too long to run here", "use a few hundred tokens")
-    torch.manual_seed(seed)
-    model = Decoder(spec)
+    model = Decoder(spec, seed=seed)
     measured = measure(model, batch, context, seed)
     found = trace(spec, batch=batch, context=context)
     for stage in found["stages"]:

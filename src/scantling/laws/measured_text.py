@@ -52,7 +52,7 @@ def measure_text(text: Path, tokenizer: Path) -> Measured:
     """
     words = _read(text)
     one = _load(tokenizer)
-    count = sum(len(one.encode(part, add_special_tokens=False).ids) for part in _parts(words))
+    count = sum(len(one.encode(part, add_special_tokens=False).ids) for part in parts(words))
     name = tokenizer.parent.name if tokenizer.name == "tokenizer.json" else tokenizer.stem
     return Measured(
         name or tokenizer.name, one.get_vocab_size(), len(words.encode()), len(words),
@@ -89,7 +89,7 @@ def _load(path: Path) -> Any:
         raise FieldError("--tokenizer", str(path), f"is no tokenizer.json: {error}") from error
 
 
-def _parts(text: str) -> list[str]:
+def parts(text: str) -> list[str]:
     """A text in parts that end with a line, so that a part is quick and no word is cut."""
     found, start = [], 0
     while start < len(text):

@@ -117,8 +117,8 @@ def _forward(spec: Spec, w: Workload) -> Iterator[Op]:
         else:
             yield from _embed(spec, own, replace(encoder, path="encoder"), shared=True)
         yield from _stack(spec.encoder, "encoder", encoder)
-        if own is None:
-            yield top.light("lookup", "embedding", "embedding", spec.d_model)
+        if own is None:  # the same weights once more, for the decoder's tokens
+            yield from (replace(op, tensors=()) for op in _embed(spec, spec.embeddings, top))
         else:
             yield from _embed(spec, spec.embeddings, top)
     else:
@@ -283,7 +283,7 @@ def _block(block: Block, names: list[str], site: Site) -> Iterator[Op]:
         site = replace(
             site, queries=ceil_div(queries, 1000), keys=ceil_div(keys, 1000), permille=share
         )
-        outer = replace(site, path=outer.path)
+        outer = replace(site, path=outer.path, copies=outer.copies)
     if isinstance(residual, HyperConnections) and residual.constrained:
         feeds = all(branch.name == "ffn" for branch in block.branches)
         yield from compressed.hyper(residual, "ffn" if feeds else "attention", outer)

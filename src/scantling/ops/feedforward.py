@@ -19,27 +19,42 @@ def dense(f: Dense, site: Site) -> Iterator[Op]:
     if f.adapter_rank is not None:
         up = 2 * f.d_ff if f.gated else f.d_ff
         yield from adapters(part, (("up", up),), site.width, f.adapter_rank, site)
-    for op in _feedforward(f.d_ff, f.gated, f.in_bias, f.out_bias, part, "", site, f.activation):
+    for op in _feedforward(
+        f.d_ff, f.gated, f.in_bias, f.out_bias, part, "", site, f.activation, f.ff_rank
+    ):
         if f.activation == "xielu" and op.name.endswith(".activation"):
             alphas = site.tensor("alphas", "ffn", 2)  # one for each side of 0
             fixed = site.tensor("constants", "ffn", 2, buffer=True)
             op = replace(op, tensors=(alphas, fixed))  # noqa: PLW2901 - the same one, with weights
-        if f.inner_norm is not None and op.name.endswith(".down"):
+        if f.inner_norm is not None and op.name.endswith((".down", ".down_a")):
             yield site.norm("inner_norm", f.inner_norm, f.d_ff)
         yield op
 
 
 def _feedforward(
     width: Dim, gated: bool, in_bias: bool, out_bias: bool, part: Part, prefix: str, site: Site,
-    activation: str,
+    activation: str, rank: Dim | None = None,
 ) -> Iterator[Op]:  # fmt: skip
     up: tuple[tuple[str, Dim], ...] = ((f"{prefix}up", width),)
     if gated:
         up = ((f"{prefix}gate", width), *up)
-    yield site.matmul(f"{prefix}up", part, up, site.width, bias=in_bias)
+    yield from _product(f"{prefix}up", part, up, site.width, in_bias, rank, site)
     yield site.light("elementwise", f"{prefix}activation", part, width, form=activation)
     down = ((f"{prefix}down", site.width),)
-    yield site.matmul(f"{prefix}down", part, down, width, bias=out_bias)
+    yield from _product(f"{prefix}down", part, down, width, out_bias, rank, site)
+
+
+def _product(
+    name: str, part: Part, outs: tuple[tuple[str, Dim], ...], k: Dim, bias: bool,
+    rank: Dim | None, site: Site,
+) -> Iterator[Op]:  # fmt: skip
+    """One product with matrices side by side, or each as b (n × r) times a (r × k)."""
+    if rank is None:
+        yield site.matmul(name, part, outs, k, bias=bias)
+        return
+    yield site.matmul(f"{name}_a", part, tuple((f"{out}_a", rank) for out, _ in outs), k)
+    for out, n in outs:
+        yield site.matmul(f"{out}_b", part, ((f"{out}_b", n),), rank, bias=bias)
 
 
 def channel_mix(f: ChannelMix, site: Site) -> Iterator[Op]:

@@ -11,6 +11,7 @@ from scantling.errors import FieldError, ScantlingError
 from scantling.formats.registry import export
 from scantling.report.design_html import page
 from scantling.report.figure import save_front
+from scantling.report.study_file import study_text
 from scantling.report.text import print_front
 from scantling.search import Candidate, Front, front_json
 from scantling.search.candidate import hf_config
@@ -62,7 +63,8 @@ def save(
 
     ``NAME/config.json`` loads in transformers and counts exactly what was predicted, with the
     launch fragments of every tool that can say the shape beside it; ``front.json`` is the whole
-    answer; ``report.html`` the same for people, in one file that needs no network.
+    answer; ``report.html`` the same for people, in one file that needs no network; ``study.toml``
+    trains shapes of the front, small, with ``lab run``.
 
     Raises:
         FieldError: If the folder holds something else, or cannot be written.
@@ -91,6 +93,11 @@ def save(
         found = front_json(front) | {one.key: one.json for one in sections}
         write("front.json", json.dumps(found, indent=1, ensure_ascii=False) + "\n")
         write("report.html", page(front, sections))
+        study = study_text(front)
+        if study is None:
+            refused["study.toml"] = "fewer than two shapes of the front have a config.json"
+        else:
+            write("study.toml", study)
         with (folder / "report.txt").open("w", encoding="utf-8") as sink:
             out = Console(file=sink, width=190, highlight=False, no_color=True, soft_wrap=True)
             print_front(out, front, rows=24)

@@ -299,6 +299,8 @@ class Dense(Struct, frozen=True, tag="dense", forbid_unknown_fields=True):
     """Rank of the low-rank addition to the up product that each use of shared weights has."""
     sparsity: float = 0.0
     """Share of the gate that a cut-off at its own mean and deviation sets to 0 (Gemma 3n)."""
+    ff_rank: Dim | None = None
+    """Rank of each matrix where it is kept as a product of two (a feed-forward cut by SVD)."""
 
 
 class ChannelMix(Struct, frozen=True, tag="channel_mix", forbid_unknown_fields=True):

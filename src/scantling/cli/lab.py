@@ -1,0 +1,251 @@
+"""``scantling lab``: experiments with real training."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from scantling.cli.lab_train import train
+from scantling.cli.options import COUNT, SECONDS, ListFirst, as_json, show_json
+from scantling.errors import FieldError
+
+if TYPE_CHECKING:
+    from scantling.lab.study import Study
+
+FOLDER = Path("lab-runs")
+"""Where studies are kept unless a folder is given."""
+ANSWER_FILES = ("report.html", "report.txt", "figure.svg")
+
+
+@click.group(cls=ListFirst, other="run", invoke_without_command=False)
+def lab() -> None:
+    """Experiments with real training: put a rule to the test on this machine (extra lab).
+
+    ``scantling lab`` lists the experiments, ``lab run NAME`` runs one, ``lab report DIR`` explains
+    what it found, ``lab train MODEL`` trains one shape.
+    """
+
+
+@lab.command("list")
+@click.argument("names", nargs=-1, metavar="[NAME…]")
+@as_json
+def listing(names: tuple[str, ...], as_json: bool) -> int:
+    """The experiments; NAME shows one in full."""
+    from scantling.lab.experiments.registry import EXPERIMENTS, PRESETS, experiment_of
+
+    chosen = [experiment_of(n) for n in names] or list(EXPERIMENTS.values())
+    if as_json:
+        rows = [{"name": e.name, "title": e.title, "page": e.page, "minutes": e.minutes,
+                 "expected": e.study().expected, "sources": e.study().sources,
+                 "shapes": {p: [s.name for s in e.study(p).shapes] for p in PRESETS}}
+                for e in chosen]  # fmt: skip
+        show_json({"schema": 1, "experiments": rows})
+        return 0
+    if names:
+        for e in chosen:
+            click.echo("\n".join(_page(e)))
+        return 0
+    wide = max(len(e.name) for e in chosen)
+    for e in chosen:
+        click.echo(f"{e.name:<{wide}}  {e.title} (about {e.minutes:g} min)")
+    click.echo("\nscantling lab run depth-width --budget 8min; minutes are of two idle cores")
+    return 0
+
+
+def _page(e: Any) -> Iterator[str]:
+    from scantling.sources import source
+
+    study = e.study()
+    yield f"{e.name}: {e.title}\n"
+    yield e.page + "\n"
+    yield f"Shapes: {', '.join(s.name for s in study.shapes)}"
+    yield f"Expected: {study.expected}"
+    yield f"Sources: {'; '.join(f'{one.title}, {one.where}' for one in map(source, study.sources))}"
+    yield study.caveat + "\n"
+
+
+@lab.command("run")
+@click.argument("name", metavar="NAME|STUDY.toml")
+@click.option("--budget", type=SECONDS, help="Time it may take, 8min: tokens are given up first, "
+              "then shapes, never the third seed.")  # fmt: skip
+@click.option("--preset", default="quick", help="quick or standard.", show_default=True)
+@click.option("--out", type=click.Path(path_type=Path), metavar="DIR",
+              help=f"Where runs are kept, {FOLDER}/NAME-PRESET unless given; a study that was "
+              "stopped goes on there.")  # fmt: skip
+@click.option("--fresh", is_flag=True, help="Forget the runs that are kept there.")
+@click.option("--plan", "only_plan", is_flag=True, help="Time five steps, show the plan, stop.")
+@click.option("--data", metavar="NAME|FILE", help="Train on this instead: code, grammar, a file.")
+@click.option("--tokens", type=COUNT, help="Tokens of a run.")
+@click.option("--seeds", type=COUNT, help="Seeds of every shape; at least 3.")
+@click.option("--rates", type=COUNT, help="Learning rates of every shape.")
+@click.option("--engine", default="pool", help="here, pool, ray or slurm.", show_default=True)
+@click.option("--workers", type=COUNT, help="Processes; all cores unless given.")
+@click.option("--device", metavar="cpu|cuda", help="A GPU where there is one, by default.")
+@as_json
+def run(name: str, out: Path | None, **given: Any) -> int:
+    """Run an experiment, or a study of your own, to a verdict.
+
+    Exit status 0 where shapes could be told apart, 1 where they could not.
+
+    Example: scantling lab run depth-width --budget 8min
+    """
+    from scantling.lab.torch_needed import need_torch
+
+    study, folder = _study(name, given["preset"])
+    study = _changed(study, given)
+    need_torch()
+    from scantling.lab.study.answer import answer, planned, result_json
+    from scantling.lab.study.training import Training
+
+    runner = Training(given["device"])
+    folder = out or FOLDER / folder
+    say = _say if not given["as_json"] else (lambda _: None)
+    how = {k: given[k] for k in ("engine", "workers", "fresh")}
+    if given["only_plan"]:
+        planned(study, runner, folder, budget_s=given["budget"], say=_say, **how)
+        return 0
+    with _progress() as progress:
+        found = answer(study, runner, folder, budget_s=given["budget"], say=say,
+                       progress=progress, **how)  # fmt: skip
+    told = json.loads(json.dumps(result_json(found)))
+    written = _write(folder, told)
+    if given["as_json"]:
+        show_json(told)
+    else:
+        _show(told)
+        click.echo(f"\n{written[0]} explains it; {folder / 'runs.jsonl'} is for laws fit", err=True)
+    return 0 if found.resolved else 1
+
+
+def _study(name: str, preset: str) -> tuple[Study, str]:
+    """A study and the name of its folder."""
+    if name.endswith(".toml"):
+        from scantling.lab.study.file import read_study
+
+        return read_study(Path(name)), Path(name).stem
+    from scantling.lab.experiments.registry import experiment_of
+
+    return experiment_of(name).study(preset), f"{name}-{preset}"
+
+
+def _changed(study: Study, given: dict[str, Any]) -> Study:
+    """With what was asked otherwise."""
+    from msgspec.structs import replace
+
+    changes = {k: given[k] for k in ("data", "tokens", "seeds") if given[k] is not None}
+    if "tokens" in changes and study.least_tokens is not None:
+        changes["least_tokens"] = min(study.least_tokens, changes["tokens"])
+    if given["rates"] is not None:
+        changes["rates"] = replace(study.rates, n=given["rates"])
+    return replace(study, **changes).check()
+
+
+def _say(line: str) -> None:
+    click.echo(line, err=True)
+
+
+def _show(told: dict[str, Any]) -> None:
+    from scantling.report import text
+    from scantling.report.lab_text import print_study
+
+    print_study(text.console(), told)
+
+
+def _write(folder: Path, told: dict[str, Any]) -> list[Path]:
+    """The report beside the runs: a page, a text, a figure."""
+    from rich.console import Console
+
+    from scantling.report.lab_html import page
+    from scantling.report.lab_svg import figure
+    from scantling.report.lab_text import explained, print_study
+
+    html, text, svg = (folder / name for name in ANSWER_FILES)
+    try:
+        html.write_text(page(told), encoding="utf-8")
+        svg.write_text(figure(told), encoding="utf-8")
+        with text.open("w", encoding="utf-8") as sink:
+            out = Console(file=sink, width=200, highlight=False, no_color=True, soft_wrap=True)
+            print_study(out, told)
+            sink.writelines(f"\n{title}\n{''.join(f'  {p}{chr(10)}' for p in paragraphs)}"
+                            for title, paragraphs in explained(told))  # fmt: skip
+    except OSError as error:
+        raise FieldError("--out", str(folder), f"cannot be written: {error.strerror}") from None
+    return [html, text, svg]
+
+
+@lab.command("report")
+@click.argument("folder", type=click.Path(path_type=Path), metavar="DIR")
+@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE.html",
+              help="Write the page here as well.")  # fmt: skip
+@as_json
+def report(folder: Path, out: Path | None, as_json: bool) -> int:
+    """Explain what a study found to someone who did not run it.
+
+    Writes report.html (one page, nothing beside it), report.txt and figure.svg into DIR.
+    """
+    from scantling.report.lab_text import explained
+
+    try:
+        told = json.loads((folder / "result.json").read_text("utf-8"))
+    except FileNotFoundError:
+        begun = (folder / "study.json").exists()
+        hint = "lab run goes on with it" if begun else "give the folder of a study"
+        rule = "holds a study that has not ended" if begun else "holds no study"
+        raise FieldError("lab report", str(folder), rule, hint) from None
+    except (OSError, ValueError) as error:
+        raise FieldError("lab report", str(folder), f"cannot be read: {error}") from None
+    if as_json:
+        show_json(told)
+        return 0
+    written = _write(folder, told)
+    if out is not None:
+        from scantling.report.lab_html import page
+
+        try:
+            out.write_text(page(told), encoding="utf-8")
+        except OSError as error:
+            raise FieldError("--out", str(out), f"cannot be written: {error.strerror}") from None
+        written.append(out)
+    for title, paragraphs in explained(told):
+        click.echo(title)
+        for paragraph in paragraphs:
+            click.echo(f"  {paragraph}")
+        click.echo()
+        if title == "What was found":
+            _show(told)
+            click.echo()
+    click.echo("wrote " + ", ".join(map(str, written)), err=True)
+    return 0
+
+
+lab.add_command(train)
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[int, int], None] | None]:
+    """A bar on a terminal; a line a minute elsewhere, on standard error."""
+    import time
+
+    if sys.stderr.isatty():
+        from rich.console import Console
+        from rich.progress import Progress, TimeElapsedColumn, TimeRemainingColumn
+
+        columns = (*Progress.get_default_columns()[:-1], TimeElapsedColumn(), TimeRemainingColumn())
+        with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+            task = bar.add_task("runs", total=None)
+            yield lambda done, total: bar.update(task, completed=done, total=max(done, total))
+        return
+    told = [time.monotonic()]
+
+    def line(done: int, total: int) -> None:
+        if time.monotonic() - told[0] >= 60:
+            told[0] = time.monotonic()
+            click.echo(f"{done} of {total} runs", err=True)
+
+    yield line

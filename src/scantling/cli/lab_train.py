@@ -1,0 +1,275 @@
+"""``scantling lab train``."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from scantling.cli.options import (
+    CONTEXT,
+    COUNT,
+    apply_set,
+    as_json,
+    assumed,
+    pairs,
+    show_json,
+)
+from scantling.errors import FieldError, UnknownNameError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from scantling.lab.train import Result, TrainingRun
+    from scantling.spec import Spec
+
+SILENT_S = 2.0
+"""Seconds between lines of progress where no terminal shows a bar."""
+BARS = "▁▂▃▄▅▆▇█"
+TAKEN = ("tokens", "steps", "lr", "schedule", "warmup", "optimizer", "weight_decay", "seed",
+         "param", "dtype", "compile", "micro_batch", "device", "out", "judge_every")  # fmt: skip
+"""Options that are fields of a run by the same name."""
+
+
+@click.command()
+@click.argument("model", metavar="MODEL")
+@click.option("--data", default="code", show_default=True, metavar="NAME|FILE", help="code, "
+              "grammar, a file (.txt .jsonl .parquet .bin), or a task with knobs: recall:pairs=16, "
+              "mqar, copy, addition:digits=4, hops.")  # fmt: skip
+@click.option("--tokenizer", default="bytes", show_default=True, metavar="bytes|bpe:N",
+              help="Of text; a BPE is trained on the training part.")  # fmt: skip
+@click.option("--bytes-per-token", type=float, help="Of a .bin file, for bits per byte.")
+@click.option("--tokens", type=COUNT, help="Tokens to train on; or --steps.")
+@click.option("--steps", type=COUNT, help="Steps of the optimizer.")
+@click.option("--batch", type=COUNT, help="Sequences of a step; 16 by default.")
+@click.option("--context", type=CONTEXT, help="Tokens of a sequence; 128 by default.")
+@click.option("--params", type=COUNT, help="Make the model smaller first, until it has at most so "
+              "many parameters.")  # fmt: skip
+@click.option("--set", "changes", multiple=True, metavar="FIELD=V", help="Change the model first.")
+@click.option("--lr", type=float, help="Peak learning rate; 3e-3 · 64 / d_model by default.")
+@click.option("--schedule", default="cosine", show_default=True, metavar="cosine|wsd|constant")
+@click.option("--warmup", type=COUNT, help="Steps; a twentieth of all by default.")
+@click.option("--optimizer", default="adamw", show_default=True, metavar="adamw|muon")
+@click.option("--weight-decay", type=float, default=0.1, show_default=True)
+@click.option("--clip", type=float, default=1.0, show_default=True, help="Largest norm of the "
+              "gradient; 0 for none.")  # fmt: skip
+@click.option("--rate", "rates", multiple=True, metavar="NAME=FACTOR", help="Factor on the rate of "
+              "parameters whose name begins so: decoder.layers.0=0.5; 0 freezes.")  # fmt: skip
+@click.option("--param", default="sp", show_default=True, metavar="sp|mup|completep",
+              help="How rates and initial sizes follow the shape.")  # fmt: skip
+@click.option("--dtype", default="fp32", show_default=True, metavar="fp32|bf16|auto")
+@click.option("--compile", is_flag=True, help="Let torch.compile make the step.")
+@click.option("--micro-batch", type=COUNT, help="Sequences of one pass.")
+@click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--device", metavar="cpu|cuda", help="A GPU where there is one, by default.")
+@click.option("--threads", type=click.IntRange(1), help="Of the CPU; torch's own number by "
+              "default.")  # fmt: skip
+@click.option("--gpu", help="Chip or chip file (scantling calibrate) that step times are predicted "
+              "for.")  # fmt: skip
+@click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="Keep the run here; "
+              "the same command goes on where it stopped.")  # fmt: skip
+@click.option("--judge-every", type=COUNT, metavar="STEPS", help="Also look at held-back data so "
+              "often.")  # fmt: skip
+@click.option("--mirror", "mirrors", multiple=True, metavar="tensorboard|wandb|trackio",
+              help="Show the records there as well.")  # fmt: skip
+@assumed
+@as_json
+def train(model: str, **given: Any) -> int:
+    """Train a model of this shape, on this machine by default.
+
+    The vocabulary becomes that of the data. Exit status 1 where the loss diverges.
+
+    Example: scantling lab train qwen3-0.6b --params 300k --data grammar --tokens 500k
+
+    On several processes: torchrun --nproc-per-node 2 -m scantling lab train …
+    """
+    from scantling.lab import need_torch
+
+    need_torch()
+    import torch
+
+    from scantling.lab.distributed import leave, world
+
+    if given["threads"]:
+        torch.set_num_threads(given["threads"])
+    among = world(given["device"])
+    run, name = _run(model, given)
+    try:
+        found = _trained(run, given, name, first=among.first)
+    finally:
+        leave()
+    if among.first:
+        _show(found, name, given)
+    return 0 if found.status == "done" else 1
+
+
+def _run(model: str, given: dict[str, Any]) -> tuple[TrainingRun, str]:
+    """The run that is asked for, and the model's name."""
+    from scantling import catalog
+    from scantling.lab.data import task
+    from scantling.lab.train import TrainingRun
+
+    one = catalog.load(model, assume=given["assume"])
+    data = task(given["data"], given["batch"], given["context"], given["tokenizer"],
+                given["bytes_per_token"])  # fmt: skip
+    spec = _fitted(one.spec, data.vocab_size, data.context, given)
+    rates = {}
+    for prefix, factor in pairs(given["rates"], "--rate").items():
+        try:
+            rates[prefix] = float(factor)
+        except ValueError:
+            raise FieldError("--rate", f"{prefix}={factor}", "is no number") from None
+    fields = {name: given[name] for name in TAKEN}
+    run = TrainingRun(spec=spec, data=data, rates=rates, clip=given["clip"] or None,
+                      chip=given["gpu"], **fields)  # fmt: skip
+    return run.checked(), one.name
+
+
+def _fitted(spec: Spec, vocab_size: int, context: int, given: dict[str, Any]) -> Spec:
+    """The model with the data's vocabulary, the changes asked for, and small enough."""
+    from scantling.lab.shrink import shrink
+    from scantling.spec import vary
+
+    spec = apply_set(vary(spec, vocab_size=vocab_size), given["changes"])
+    return shrink(spec, given["params"], context) if given["params"] else spec
+
+
+def _trained(run: TrainingRun, given: dict[str, Any], name: str, *, first: bool) -> Result:
+    """Train behind a bar, which says how fast it goes and how long it will take."""
+    from rich.progress import BarColumn, Progress, TextColumn
+
+    from scantling.lab.mirrors import MIRRORS, mirror
+    from scantling.lab.train import train as run_it
+    from scantling.report import text
+    from scantling.units import count_text, seconds_text
+
+    for which in given["mirrors"]:
+        if which not in MIRRORS:
+            raise UnknownNameError("--mirror", which, MIRRORS)
+    if given["mirrors"] and run.out is None:
+        raise FieldError("--mirror", given["mirrors"][0], "needs --out")
+    asked = {"model": name, "lr": run.peak_lr, "seed": run.seed, "steps": run.n_steps}
+    told = [mirror(which, run.folder, asked) for which in given["mirrors"] if first and run.folder]
+    bar = Progress(TextColumn("train"), BarColumn(), TextColumn("{task.description}"),
+                   console=text.console(stderr=True), auto_refresh=False, transient=True,
+                   disable=not (first and sys.stderr.isatty()))  # fmt: skip
+    spoken = time.monotonic()
+    with bar:
+        work = bar.add_task("", total=run.n_steps)
+
+        def on_step(record: dict[str, Any]) -> None:
+            nonlocal spoken
+            if "steps" not in record:
+                for one in told:
+                    one(record)
+            if "slice" in record:
+                return
+            left = record["remaining_s"]
+            words = [f"step {record['step']}"]
+            if "loss" in record:
+                loss = record["loss"]
+                words += [f"loss {'nan' if loss is None else format(loss, '.3f')}",
+                          f"{count_text(record['tokens_per_s'])} tokens/s"]  # fmt: skip
+            if left is not None:
+                words.append(f"{seconds_text(left)} left")
+            if bar.disable:  # a log: a line now and then
+                if time.monotonic() - spoken >= SILENT_S:
+                    spoken = time.monotonic()
+                    click.echo(f"train {', '.join(words)}", err=True)
+                return
+            bar.update(work, completed=record["step"], description=", ".join(words))
+            bar.refresh()
+
+        return run_it(run, on_step)
+
+
+def _show(found: Result, name: str, given: dict[str, Any]) -> None:
+    if given["as_json"]:
+        show_json({"schema": 1, "model": name, **found.row(), "judged": found.judged})
+        return
+    from scantling.report import text
+
+    out = text.console()
+    out.print(_asked(found, name))
+    out.print(f"training loss {_sparkline(found.losses)} {found.losses[0]:.3f} to "
+              f"{found.losses[-1]:.3f} nats/token")  # fmt: skip
+    if found.why:
+        out.print(f"[bold]diverged[/bold]: {found.why}; try a third of the rate")
+    else:
+        _print_judged(out, found)
+    _print_speed(out, found)
+    if found.warning:
+        out.print(f"note: {found.warning}")
+    if found.run.out is not None:
+        out.print(f"kept in {found.run.out}: the same command goes on there; laws fit reads its "
+                  "result.jsonl")  # fmt: skip
+
+
+def _asked(found: Result, name: str) -> str:
+    """The shape and the recipe in one line."""
+    from scantling.costs.count import parameters
+    from scantling.units import count_text
+
+    run, spec = found.run, found.run.spec
+    total = int(parameters(spec).total)
+    per = found.tokens / total
+    return (
+        f"[bold]{name}[/bold] {int(spec.n_layer)} × {int(spec.d_model)}, {total:,} parameters, "
+        f"vocabulary {int(spec.vocab_size):,}: {count_text(found.tokens)} tokens of "
+        f"{run.task.name} ({per:.2g} a parameter) in {found.steps} steps, {run.optimizer} "
+        f"{run.schedule}, learning rate {run.peak_lr:g}, seed {run.seed}"
+    )
+
+
+def _print_judged(out: Console, found: Result) -> None:
+    from scantling.report import text
+
+    table = text.table(("held back to", "left"), ("nats/token", "right"), ("bits/byte", "right"),
+                       ("accuracy", "right"))  # fmt: skip
+    for held, row in found.judged.items():
+        bits = row["bits_per_byte"]
+        table.add_row(held, f"{row['loss']:.4f}", "" if bits is None else f"{bits:.4f}",
+                      f"{row['accuracy']:.1%}")  # fmt: skip
+    text.show_table(out, table)
+    floor = found.run.task.floor_bits_per_byte
+    if floor is not None:
+        out.print(f"no model can be below {floor:.4f} bits/byte here")
+
+
+def _print_speed(out: Console, found: Result) -> None:
+    """Measured beside predicted."""
+    from scantling.units import seconds_text
+
+    if found.step_s is None:
+        return
+    told = f"step {seconds_text(found.step_s)} by the {found.clock} clock"
+    if found.expected is not None:
+        e = found.expected
+        told += (
+            f", {seconds_text(float(e.value_s))} predicted ({seconds_text(float(e.low_s))} to "
+            f"{seconds_text(float(e.high_s))}): ×{found.step_s / float(e.value_s):.2f}"
+        )
+        if found.run.chip is None and found.clock == "thread":
+            told += " on the reference CPU; scantling calibrate --threads 1 measures yours"
+    out.print(told)
+
+
+def _sparkline(losses: list[float], width: int = 40) -> str:
+    """The losses as bars, each the mean of its share of the steps.
+
+    Example:
+        >>> _sparkline([3.0, 2.0, 1.0], 3)
+        '█▅▁'
+    """
+    import math
+
+    n = min(width, len(losses))
+    cut = [losses[i * len(losses) // n : (i + 1) * len(losses) // n] for i in range(n)]
+    means = [sum(part) / len(part) for part in cut]
+    fine = [m for m in means if math.isfinite(m)] or [0.0]
+    low, span = min(fine), max(fine) - min(fine) or 1.0
+    last = len(BARS) - 1
+    return "".join(BARS[round((m - low) / span * last)] if math.isfinite(m) else "×" for m in means)

@@ -1,0 +1,164 @@
+"""Many small models of one shape at once: seeds and rates as one batched model.
+
+Weights of all members stand in one tensor each, the forward pass is ``vmap`` over the first axis,
+and the gradient of the summed loss is each member's own. What a step costs beside its products is
+then paid once, not once a member. Where the numbers of all members leave the cache that turns into
+a loss, so ``together`` decides by measured bounds (``benchmarks/lab_speed.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+
+import torch
+from torch import Tensor
+from torch.func import functional_call, stack_module_state, vmap
+
+from scantling.errors import FieldError
+from scantling.lab.model import Decoder, cross_entropy
+from scantling.spec import Experts, Spec
+from scantling.spec.vary import nodes
+
+MOST_TOKENS, MOST_WIDTH = 512, 64
+"""Tokens of a member's step, and width, up to which members are faster together: eight of 0.1 M
+parameters at 4 × 64 tokens take 0.74 of the time, at 16 × 256 1.23."""
+
+
+def together(spec: Spec, batch: int, context: int, members: int) -> bool:
+    """Whether members are trained faster as one batched model than one after the other.
+
+    Example:
+        >>> from scantling import catalog, vary
+        >>> spec = vary(catalog.model("gpt2"), d_model=48, n_head=3, n_kv_head=3, d_head=16)
+        >>> together(spec, 4, 64, 8), together(spec, 16, 256, 8), together(spec, 4, 64, 1)
+        (True, False, False)
+    """
+    small = batch * context <= MOST_TOKENS and int(spec.d_model) <= MOST_WIDTH
+    return small and members > 1 and batchable(spec)
+
+
+def batchable(spec: Spec) -> bool:
+    """Whether vmap can run a spec: how many tokens come to an expert depends on the data."""
+    return not any(isinstance(node, Experts) for _, node in nodes(spec))
+
+
+class Ensemble:
+    """Models of one spec trained together by AdamW, each with its own rate.
+
+    Args:
+        models: The members; their weights are copied.
+        rates: One learning rate, or one for each.
+        weight_decay: As of AdamW.
+        betas: As of AdamW.
+        clip: Norm to which each member's gradient is cut; None cuts none.
+        compile: Whether the forward and backward pass are compiled.
+
+    Raises:
+        FieldError: If the specs differ, or vmap cannot run them.
+
+    Example:
+        >>> from scantling import catalog
+        >>> from scantling.lab.shrink import shrink
+        >>> spec = shrink(catalog.model("gpt2"), 30_000, 8)
+        >>> ensemble = Ensemble([Decoder(spec, seed=s) for s in (0, 1)], rates=[1e-3, 1e-2])
+        >>> tokens = torch.zeros(2, 1, 8, dtype=torch.long)
+        >>> ensemble.step(tokens, tokens).shape
+        torch.Size([2])
+    """
+
+    def __init__(
+        self, models: Sequence[Decoder], rates: float | Sequence[float],
+        weight_decay: float = 0.0, betas: tuple[float, float] = (0.9, 0.95),
+        clip: float | None = 1.0, *, compile: bool = False,  # noqa: A002 - torch's word
+    ) -> None:  # fmt: skip
+        first = models[0]
+        if any(m.spec != first.spec or m.param != first.param for m in models):
+            raise FieldError("models", len(models), "must be of one spec to be trained together")
+        if not batchable(first.spec):
+            raise FieldError("ffn", "experts", "cannot be batched over models", "train one by one")
+        self.clip, self.n = clip, len(models)
+        self.base = deepcopy(first)
+        self.base.fused = False  # the kernel of attention has no rule for vmap
+        self.weights, self.buffers = stack_module_state(list(models))  # type: ignore[arg-type]
+        given = [rates] * self.n if isinstance(rates, int | float) else list(rates)
+        if len(given) != self.n:
+            raise FieldError("rates", len(given), f"must be one, or one for each of {self.n}")
+        device = first.table.weight.device
+        self.highest = max(given)
+        self.shares_E = torch.tensor(given, device=device) / self.highest
+        self.equal = min(given) == self.highest
+        self.optimizer = self._optimizer(weight_decay, betas)
+        self.losses_of: Callable[..., Tensor] = vmap(self._loss)
+        self.compiled = compile
+        if compile:
+            self.losses_of = torch.compile(self.losses_of, dynamic=False)
+
+    def _optimizer(self, weight_decay: float, betas: tuple[float, float]) -> torch.optim.AdamW:
+        """AdamW over stacked weights, in the groups of one model."""
+        names = {id(p): name for name, p in self.base.named_parameters()}
+        groups = self.base.groups(self.highest, weight_decay)
+        for group in groups:
+            group["params"] = [self.weights[names[id(p)]] for p in group["params"]]
+        return torch.optim.AdamW(groups, lr=self.highest, betas=betas, fused=True)
+
+    def _loss(
+        self, weights: dict[str, Tensor], buffers: dict[str, Tensor], tokens_BT: Tensor,
+        targets_BT: Tensor,
+    ) -> Tensor:  # fmt: skip
+        logits_BTV = functional_call(self.base, (weights, buffers), (tokens_BT,))
+        return cross_entropy(logits_BTV, targets_BT)
+
+    def losses(self, tokens_EBT: Tensor, targets_EBT: Tensor) -> Tensor:
+        """The loss of each member on its own tokens."""
+        if self.compiled and not self.base.places:
+            self.base.warm(tokens_EBT.shape[-1])
+        return self.losses_of(self.weights, self.buffers, tokens_EBT, targets_EBT)
+
+    def step(self, tokens_EBT: Tensor, targets_EBT: Tensor, factor: float = 1.0) -> Tensor:
+        """One step of every member.
+
+        Args:
+            tokens_EBT: A batch for each.
+            targets_EBT: What comes next; −100 does not count.
+            factor: On all rates, as a schedule says.
+
+        Returns:
+            The losses before the step, one a member.
+        """
+        losses_E = self.losses(tokens_EBT, targets_EBT)
+        losses_E.sum().backward()  # type: ignore[no-untyped-call]
+        if self.clip is not None:
+            self._clip(self.clip)
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.highest * group["scale"] * factor
+        stacked = list(self.weights.values())
+        before = None if self.equal else [w.detach().clone() for w in stacked]
+        self.optimizer.step()
+        if before is not None:
+            # Adam's step is its rate times what does not depend on it: go a share of the way
+            with torch.no_grad():
+                for old, new in zip(before, stacked, strict=True):
+                    share = self.shares_E.view(-1, *[1] * (new.dim() - 1))
+                    new.copy_(torch.lerp(old, new, share))
+        self.optimizer.zero_grad(set_to_none=True)
+        return losses_E.detach()
+
+    def _clip(self, most: float) -> None:
+        """Cut each member's gradient to a norm, as ``clip_grad_norm_`` does."""
+        gradients = [w.grad for w in self.weights.values() if w.grad is not None]
+        squares_E = torch.stack([g.flatten(1).square().sum(1) for g in gradients]).sum(0)
+        factor_E = (most / (squares_E.sqrt() + 1e-6)).clamp(max=1.0)
+        for g in gradients:
+            g.mul_(factor_E.view(-1, *[1] * (g.dim() - 1)))
+
+    def member(self, i: int) -> Decoder:
+        """One member as a model of its own."""
+        model = deepcopy(self.base)
+        model.fused = True
+        with torch.no_grad():
+            for name, p in model.named_parameters():
+                p.copy_(self.weights[name][i])
+            for name, b in model.named_buffers():
+                b.copy_(self.buffers[name][i])
+        return model

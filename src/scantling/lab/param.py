@@ -1,0 +1,198 @@
+"""Parametrisations: how initial sizes, rates and multipliers depend on width and depth.
+
+With m = D / base width and d = L / base depth, for Adam and its like, relative to the base shape,
+at which all three are the same:
+
+                     SP             muP               CompleteP
+    tables    std    const          const             const
+              lr     1              1                 1
+    hidden    std    1/√inputs      1/√inputs         1/√inputs
+              lr     1              1/m               1/m
+              decay  1              1                 m
+              eps    1              1                 1/(m d)
+    head      std    1/√inputs      1/√base           1/√base
+              lr     1              1                 1
+    logits    ×      1              1/m               1/m
+    residual  ×      1              1                 1/d
+    attention ×      1/√h           √(base head)/h    √(base head)/h
+    norms, biases    lr 1, no decay
+
+A product's update under Adam has entries of size lr whatever the width, so what it adds to its
+output grows with its inputs unless lr falls as 1/m (Yang et al. 2022, table 8). The residual
+multiplier 1/d keeps what L blocks add together of order one, and with it each block's change at a
+step (Dey et al. 2025, table 1, α = 1). What writes to the stream starts smaller by √blocks (GPT-2),
+in CompleteP by √(blocks of the base). Blocks with DeepNorm start values, outputs and feed-forwards
+smaller by (8 L)^(−1/4) instead (Wang et al. 2022). A router is an output of fixed size: its std
+falls as 1/√m more.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from msgspec import Struct
+from msgspec.structs import replace
+from torch import Tensor, nn
+
+from scantling.lab.feed import Feed, Routed
+from scantling.lab.numerics import Numerics
+from scantling.lab.parts import Fused
+from scantling.lab.recurrent import Convolution, Delta, StateSpace
+from scantling.lab.stream import Branched
+from scantling.spec import DeepNorm, Spec
+
+if TYPE_CHECKING:
+    from scantling.lab.model import Decoder
+
+Kind = Literal["sp", "mup", "completep"]
+Role = Literal["table", "hidden", "head", "vector"]
+EXPERTS = {"up_EFD", "down_EDF"}
+"""Matrices of routed experts, which are no product of their own."""
+
+
+class Parametrisation(Struct, frozen=True, forbid_unknown_fields=True):
+    """A kind and the shape at which it equals the standard one.
+
+    Example:
+        >>> mup = Parametrisation("mup", base_width=64)
+        >>> mup.rate("hidden", 256, 8), mup.rate("table", 256, 8)
+        (0.25, 1.0)
+    """
+
+    kind: Kind = "sp"
+    base_width: int = 64
+    base_depth: int = 4
+    base_head: int = 16
+
+    def wider(self, d_model: int) -> float:
+        """The width over the base width, m."""
+        return 1.0 if self.kind == "sp" else d_model / self.base_width
+
+    def deeper(self, n_layer: int) -> float:
+        """The depth over the base depth, d."""
+        return n_layer / self.base_depth if self.kind == "completep" else 1.0
+
+    def numerics(self, spec: Spec, given: Numerics) -> Numerics:
+        """Small numbers with the multipliers of this parametrisation."""
+        if self.kind == "sp":
+            return given
+        m, d = self.wider(int(spec.d_model)), self.deeper(int(spec.n_layer))
+        return replace(given, logits=given.logits / m, residual=given.residual / d,
+                       head_base=float(self.base_head))  # fmt: skip
+
+    def rate(self, role: Role, d_model: int, _n_layer: int) -> float:
+        """Learning rate of a role over that of the whole."""
+        return 1 / self.wider(d_model) if role == "hidden" else 1.0
+
+    def decay(self, role: Role, d_model: int) -> float:
+        """Weight decay over that of the whole."""
+        if role == "vector":
+            return 0.0
+        grows = self.kind == "completep" and role == "hidden"
+        return self.wider(d_model) if grows else 1.0
+
+    def epsilon(self, role: Role, d_model: int, n_layer: int) -> float:
+        """Adam's epsilon over that of the whole."""
+        if self.kind != "completep":
+            return 1.0
+        m, d = self.wider(d_model), self.deeper(n_layer)
+        return 1 / (m * d) if role == "hidden" else 1 / m if role == "table" else 1.0
+
+
+def initialise(model: Decoder, init_std: float | None, seed: int) -> None:
+    """Set every matrix of a model from one seed; biases and norms keep zeros and ones."""
+    generator = torch.Generator().manual_seed(seed)
+    p, spec = model.param, model.spec
+    d_model, n_layer = int(spec.d_model), int(spec.n_layer)
+    m = p.wider(d_model)
+    n_block = sum(isinstance(b, Branched) for b in model.modules())
+    out_gain = (n_block / p.deeper(n_layer)) ** -0.5
+
+    def fill(t: Tensor, std: float) -> None:
+        drawn = torch.randn(t.shape, generator=generator).mul_(std)
+        with torch.no_grad():
+            t.copy_(drawn)
+
+    gains = {"out": out_gain, "router": m**-0.5, "zero": 0.0, "head": m**0.5}
+
+    def deviation(inputs: int, role: str = "hidden") -> float:
+        std = float(inputs**-0.5) if init_std is None else init_std
+        return std * float(gains.get(role, 1.0))
+
+    tied = spec.tied
+    for module in model.modules():
+        if isinstance(module, nn.Embedding):
+            inputs = module.embedding_dim if tied and module is model.table else 1
+            fill(module.weight, deviation(inputs) * (m**0.5 if inputs > 1 else 1.0))
+        elif isinstance(module, Fused):
+            if not (tied and module is model.head):
+                fill(module.weight, deviation(module.in_features, module.role))
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+        elif isinstance(module, Routed):
+            fill(module.up_EFD, deviation(d_model))
+            fill(module.down_EDF, deviation(module.width, "out"))
+        elif isinstance(module, Convolution):
+            fill(module.weight, deviation(module.weight.shape[-1]))
+        elif isinstance(module, StateSpace | Delta):
+            _recurrent(module, generator)
+    _deep_norm(model, n_layer, out_gain)
+
+
+def _recurrent(module: StateSpace | Delta, generator: torch.Generator) -> None:
+    """Decays of 1 to 16 times a step of 0.001 to 0.1, as Mamba-2 starts."""
+    shape = module.dt_bias_H.shape
+    with torch.no_grad():
+        module.a_log_H.copy_(torch.log(1 + 15 * torch.rand(shape, generator=generator)))
+        low, high = math.log(1e-3), math.log(1e-1)
+        step = torch.exp(low + (high - low) * torch.rand(shape, generator=generator))
+        module.dt_bias_H.copy_(step + torch.log(-torch.expm1(-step)))
+
+
+def _deep_norm(model: Decoder, n_layer: int, out_gain: float) -> None:
+    beta = (8 * n_layer) ** -0.25
+    for block in model.modules():
+        if not (isinstance(block, Branched) and isinstance(block.block.residual, DeepNorm)):
+            continue
+        for side in block.sides:
+            feed = isinstance(side.module, Feed | Routed)
+            with torch.no_grad():
+                for name, weight in side.module.named():  # type: ignore[operator,union-attr]
+                    last = name in {"o", "down", "experts_down", "shared_down", "out"}
+                    wide = name == "v" or (feed and "bias" not in name and "router" not in name)
+                    if last or wide:
+                        weight.mul_(beta / out_gain if last else beta)
+
+
+def roles(model: Decoder) -> Iterator[tuple[Role, nn.Parameter]]:
+    """Every parameter once, and its role."""
+    seen: set[int] = set()
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            if id(parameter) in seen:
+                continue
+            seen.add(id(parameter))
+            role: Role = "vector"
+            if isinstance(module, nn.Embedding):
+                role = "table"
+            elif (isinstance(module, Fused) and name == "weight") or name in EXPERTS:
+                role = "head" if getattr(module, "role", "") == "head" else "hidden"
+            yield role, parameter
+
+
+def optimizer_groups(
+    model: Decoder, lr: float, weight_decay: float, epsilon: float
+) -> list[dict[str, Any]]:
+    """One group a role."""
+    p, d, n = model.param, int(model.spec.d_model), int(model.spec.n_layer)
+    by: dict[Role, list[nn.Parameter]] = {}
+    for role, parameter in roles(model):
+        by.setdefault(role, []).append(parameter)
+    return [
+        {"name": role, "params": params, "lr": lr * p.rate(role, d, n), "scale": p.rate(role, d, n),
+         "weight_decay": weight_decay * p.decay(role, d), "eps": epsilon * p.epsilon(role, d, n)}
+        for role, params in by.items()
+    ]  # fmt: skip

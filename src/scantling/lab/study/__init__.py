@@ -1,0 +1,20 @@
+"""Studies: shapes made equal, swept over rates, compared over seeds, judged."""
+
+from scantling.lab.study.answer import Answer, answer, result_json
+from scantling.lab.study.design import Measure, Rates, Shape, Study
+from scantling.lab.study.trial import Data, Outcome, Pace, Runner, Trial
+
+__all__ = [
+    "Answer",
+    "Data",
+    "Measure",
+    "Outcome",
+    "Pace",
+    "Rates",
+    "Runner",
+    "Shape",
+    "Study",
+    "Trial",
+    "answer",
+    "result_json",
+]

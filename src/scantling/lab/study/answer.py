@@ -1,0 +1,240 @@
+"""Run a study to its answer: measure the pace, plan, run what is not done, judge, write it down."""
+
+from __future__ import annotations
+
+import platform
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from scantling import executor
+from scantling.costs.count import flops, parameters
+from scantling.lab.study import store
+from scantling.lab.study.design import Shape, Study
+from scantling.lab.study.plan import Plan, cost, plan
+from scantling.lab.study.sweep import ShapeJob, Swept, run_shape
+from scantling.lab.study.trial import Data, Pace, Record, Runner, Trial
+from scantling.lab.study.verdict import Arm, Verdict, arm, headline, resolvable, spread, verdicts
+
+Say = Callable[[str], None]
+Progress = Callable[[int, int], None]
+POLL_S = 0.5
+OVER = 1.15
+"""A study with a budget begins no run after this share of it."""
+
+
+class Answer(Struct, frozen=True):
+    """What a study found."""
+
+    study: Study
+    plan: Plan
+    data: dict[str, Data]
+    arms: tuple[Arm, ...]
+    verdicts: tuple[Verdict, ...]
+    headline: str
+    resolvable: float | None
+    """The effect that this design sees four times of five."""
+    spread: float | None
+    seconds: float
+    machine: str
+    records: tuple[Record, ...] = ()
+
+    @property
+    def resolved(self) -> bool:
+        """Whether any two shapes could be told apart."""
+        return any(v.kind == "better" for v in self.verdicts)
+
+
+def answer(
+    study: Study, runner: Runner, folder: Path, *, budget_s: float | None = None,
+    engine: str = "pool", workers: int | None = None, fresh: bool = False,
+    say: Say = lambda _: None, progress: Progress | None = None,
+) -> Answer:  # fmt: skip
+    """Run a study, or what is left of one that was stopped.
+
+    Every run that is done is kept in the folder under its content hash; a run that is there is not
+    run again. So is the plan, so that a study that goes on asks for the same runs.
+
+    Args:
+        study: What is asked.
+        runner: How a run is made.
+        folder: Of the study; made if it does not exist.
+        budget_s: Seconds that it may take.
+        engine: As for ``executor.run``.
+        workers: As for ``executor.run``.
+        fresh: Forget what the folder holds.
+        say: Called with the plan, before anything long.
+        progress: Called with runs done and runs planned.
+
+    Raises:
+        FieldError: If the folder holds something else, or the budget is too short.
+    """
+    begun = time.time()
+    found, data, n = planned(study, runner, folder, budget_s=budget_s, engine=engine,
+                             workers=workers, fresh=fresh, say=say)  # fmt: skip
+    swept = _run(study, runner, found, data, folder, engine, n, begun, say, progress)
+    return _judged(study, found, data, swept, folder, time.time() - begun)
+
+
+def planned(
+    study: Study, runner: Runner, folder: Path, *, budget_s: float | None = None,
+    engine: str = "pool", workers: int | None = None, fresh: bool = False,
+    say: Say = lambda _: None,
+) -> tuple[Plan, dict[str, Data], int]:  # fmt: skip
+    """The plan of a study, kept in its folder, what its data is, and how many workers it has.
+
+    Five steps of every shape are timed, unless the folder has a plan for this budget.
+
+    Raises:
+        FieldError: If the folder holds something else, or the budget is too short.
+    """
+    executor.check(engine, workers)
+    study.check()
+    if fresh and (folder / store.STUDY).exists():
+        shutil.rmtree(folder)
+    store.open_folder(folder, study)
+    n = workers or (1 if engine == "here" else executor.cores())
+    found = store.read(folder / store.PLAN, Plan)
+    data = store.read(folder / store.DATA, dict[str, Data])
+    if found is None or data is None or found.budget_s != budget_s:
+        say(f"timing five steps of {len(study.shapes)} shapes")
+        data = _data(study, runner)
+        found = plan(study, _paces(study, runner, engine, n), n, budget_s)
+        store.write(folder / store.DATA, data)
+        store.write(folder / store.PLAN, found)
+    for line in found.lines(study):
+        say(line)
+    return found, data, n
+
+
+def _data(study: Study, runner: Runner) -> dict[str, Data]:
+    """What the data of each shape is; shapes with one tokenizer share it."""
+    known: dict[str, Data] = {}
+    found = {}
+    for shape in study.shapes:
+        trial = _first(study, shape)
+        found[shape.name] = known.setdefault(trial.tokenizer, runner.data(trial))
+    return found
+
+
+def _first(study: Study, shape: Shape, tokens: int | None = None) -> Trial:
+    """The run that a shape is timed by: in the middle of its grid."""
+    tokens = study.tokens if tokens is None else tokens
+    grid = study.grid(shape, tokens)
+    return study.trial(shape, grid[len(grid) // 2], 0, tokens)
+
+
+def pace(runner: Runner, trial: Trial) -> Pace:
+    """The pace of a trial, as a job."""
+    return runner.pace(trial)
+
+
+def _paces(study: Study, runner: Runner, engine: str, workers: int) -> dict[str, Pace]:
+    """Every shape timed where it will run, with as many beside it."""
+    trials = [_first(study, shape) for shape in study.shapes]
+    found = executor.run(pace, trials, shared=runner, engine=engine, workers=workers, ahead=1)
+    return dict(zip((s.name for s in study.shapes), found, strict=True))
+
+
+def _run(
+    study: Study, runner: Runner, planned: Plan, data: Mapping[str, Data], folder: Path,
+    engine: str, workers: int, begun: float, say: Say, progress: Progress | None,
+) -> list[Swept]:  # fmt: skip
+    """Every shape of the plan, the longest first."""
+    until = None if planned.budget_s is None else begun + OVER * planned.budget_s
+    jobs = [ShapeJob(s, data[s.name], planned.tokens, planned.seeds, str(folder), until)
+            for s in study.shapes if s.name in planned.shapes]  # fmt: skip
+    jobs.sort(key=lambda j: -cost(study, j.shape, planned.paces[j.shape.name], j.tokens, j.seeds,
+                                  extended=False))  # fmt: skip
+    results = executor.run(run_shape, jobs, shared=(study, runner), engine=engine,
+                           workers=workers, ahead=1, lost=_lost)  # fmt: skip
+    found = {}
+    with _watched(folder, planned.runs * study.rates.n, progress):
+        for swept in results:
+            found[swept.shape] = swept
+            for record in swept.records:  # those of another machine are not in the folder yet
+                if store.kept(folder, record.key) is None:
+                    store.keep(folder, record)
+            if swept.lost:
+                say(f"{swept.shape}: every worker that ran it died")
+    return [found[name] for name in planned.shapes]
+
+
+def _lost(job: ShapeJob) -> Swept:
+    return Swept(job.shape.name, (), (), lost=True)
+
+
+@contextmanager
+def _watched(folder: Path, planned: int, progress: Progress | None) -> Iterator[None]:
+    """Count the runs that are done while they come."""
+    if progress is None:
+        yield
+        return
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(POLL_S):
+            progress(store.count(folder), planned)
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def _judged(
+    study: Study, planned: Plan, data: dict[str, Data], swept: Sequence[Swept], folder: Path,
+    seconds: float,
+) -> Answer:  # fmt: skip
+    arms = [arm(study, s, data[s.shape]) for s in swept]
+    found = verdicts(study, arms)
+    clear = sum(v.kind != "unresolved" for v in found)
+    records = tuple(r for s in swept for r in s.records)
+    result = Answer(
+        study, planned, data, tuple(arms), tuple(found), headline(study, arms, found),
+        resolvable(study, arms, clear), spread(study, arms), seconds,
+        f"{platform.system()} {platform.machine()}, Python {platform.python_version()}", records,
+    )  # fmt: skip
+    store.write_table(folder, records)
+    store.write(folder / store.RESULT, result_json(result))
+    return result
+
+
+def result_json(found: Answer) -> dict[str, Any]:
+    """An answer for programs, and for the report: everything but the specs of every run.
+
+    Runs are in the table ``runs.jsonl`` beside it.
+    """
+    by_name = {s.name: s for s in found.study.shapes}
+    shapes = []
+    for one in found.arms:
+        shape = by_name[one.shape]
+        p = parameters(shape.spec)
+        trial = found.study.trial(shape, 0.0, 0, found.plan.tokens)
+        shapes.append({
+            **msgspec.to_builtins(one), "param": shape.param, "matched": shape.matched,
+            "params": {"total": int(p.total), "body": int(p.body)},
+            "n_layer": int(shape.spec.n_layer), "d_model": int(shape.spec.d_model),
+            "train_flops_per_token": float(
+                flops(shape.spec, 1, trial.context).train) / trial.context,
+            "tokens": trial.steps * trial.batch * trial.context,
+            "seconds": sum(r.outcome.seconds for r in found.records if r.shape == one.shape),
+        })  # fmt: skip
+    study = {f: getattr(found.study, f) for f in found.study.__struct_fields__ if f != "shapes"}
+    return {
+        "schema": 1, "study": msgspec.to_builtins(study) | {"hash": found.study.hash},
+        "plan": msgspec.to_builtins(found.plan), "data": msgspec.to_builtins(found.data),
+        "headline": found.headline, "shapes": shapes,
+        "verdicts": msgspec.to_builtins(found.verdicts), "resolvable": found.resolvable,
+        "spread": found.spread, "seconds": found.seconds, "machine": found.machine,
+    }  # fmt: skip

@@ -1,0 +1,157 @@
+"""What a study asks: which shapes, on what, at which rates, with how many seeds, in what time."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Literal
+
+import msgspec
+from msgspec import Struct
+
+from scantling.errors import FieldError
+from scantling.lab.study.trial import Trial
+from scantling.spec import Spec
+
+LEAST_SEEDS = 3
+"""Fewer give no interval worth the name."""
+TUNED_STEPS, TUNED_WIDTH, TUNED_RATE, TUNED_MUP = 600, 64, 3e-3, 2.0**-7
+"""Where the grid of rates is centred: the best rate of a small model was seen at 3e-3 for width 64
+and 600 steps, 8e-3 for 200 steps, and to fall at least as fast as the inverse of the width."""
+
+
+class Shape(Struct, frozen=True):
+    """One arm of a study."""
+
+    name: str
+    spec: Spec
+    param: str = "sp"
+    tokenizer: str | None = None
+    """Its own where the study is about vocabularies."""
+    share: float = 1.0
+    """Tokens of its runs over those of the study: for equal FLOPs or time."""
+    rate: float | None = None
+    """The middle of its grid; None is the rule of ``centre``."""
+    matched: dict[str, float] = {}
+    """What was made equal, with how far it is from it: ``{"body": 0.012}``."""
+
+
+class Rates(Struct, frozen=True):
+    """A grid of learning rates, and how often it may grow where the best lies at its edge."""
+
+    n: int = 3
+    step: float = 2.5
+    extend: int = 2
+
+    def grid(self, middle: float) -> list[float]:
+        """n rates around one, a factor apart.
+
+        Example:
+            >>> [round(r, 5) for r in Rates(3, 2.0).grid(0.004)]
+            [0.002, 0.004, 0.008]
+        """
+        half = (self.n - 1) / 2
+        return [middle * self.step ** (i - half) for i in range(self.n)]
+
+
+class Measure(Struct, frozen=True):
+    """What arms are judged by."""
+
+    name: str = "loss"
+    label: str = "loss, nats a token"
+    better: Literal["lower", "higher"] = "lower"
+    word: str = "better"
+    """What a verdict calls it, where better would say too much."""
+    ratio: bool = False
+    """Compared as a factor: tests are on logarithms."""
+    solved: float | None = None
+    """A seed counts as solved from this value on; arms are then judged by the share of solved."""
+
+
+class Study(Struct, frozen=True):
+    """A question to small models, and the design that answers it."""
+
+    name: str
+    question: str
+    shapes: tuple[Shape, ...]
+    """In the order of their weight: the last go first where the budget is short."""
+    data: str
+    tokens: int
+    """Of a run, before a budget shrinks it."""
+    batch: int = 16
+    context: int = 64
+    rates: Rates = Rates()
+    seeds: int = 3
+    measure: Measure = Measure()
+    also: tuple[Measure, ...] = ()
+    """Measures that are shown beside it."""
+    tokenizer: str = "bytes"
+    optimizer: str = "adamw"
+    schedule: str = "cosine"
+    probe: str | None = None
+    least_tokens: int | None = None
+    """No budget shrinks a run below; a quarter of ``tokens`` unless given."""
+    expected: str = ""
+    """What published work leads to expect."""
+    sources: tuple[str, ...] = ()
+    caveat: str = ""
+
+    def trial(self, shape: Shape, rate: float, seed: int, tokens: int) -> Trial:
+        """One run."""
+        return Trial(
+            spec=shape.spec, data=self.data, rate=rate, seed=seed,
+            tokens=max(round(tokens * shape.share), self.batch * self.context), batch=self.batch,
+            context=self.context, tokenizer=shape.tokenizer or self.tokenizer, param=shape.param,
+            optimizer=self.optimizer, schedule=self.schedule, probe=self.probe,
+        )  # fmt: skip
+
+    def grid(self, shape: Shape, tokens: int) -> list[float]:
+        """The rates of a shape, from low to high, as three digits that can be typed."""
+        middle = shape.rate or centre(shape, self.trial(shape, 0.0, 0, tokens).steps)
+        return [float(f"{rate:.3g}") for rate in self.rates.grid(middle)]
+
+    @property
+    def hash(self) -> str:
+        """Of the whole design: a folder holds runs of one study."""
+        told = json.dumps(msgspec.to_builtins(self), sort_keys=True)
+        return hashlib.sha256(told.encode()).hexdigest()[:16]
+
+    def check(self) -> Study:
+        """The study, if it can be answered.
+
+        Raises:
+            FieldError: If it has fewer than two shapes, fewer than three seeds, or two shapes of
+                one name.
+        """
+        names = [s.name for s in self.shapes]
+        if len(names) < 2:
+            raise FieldError("shapes", len(names), "compare nothing", "give at least 2")
+        if len(set(names)) < len(names):
+            twice = next(n for n in names if names.count(n) > 1)
+            raise FieldError("shapes", twice, "is the name of two shapes")
+        if self.seeds < LEAST_SEEDS:
+            raise FieldError("seeds", self.seeds, "are too few for an interval",
+                             f"at least {LEAST_SEEDS}")  # fmt: skip
+        if self.rates.n < 1 or self.rates.step <= 1:
+            raise FieldError("rates", self.rates.n, "must be at least 1, a factor above 1 apart")
+        if self.tokens < self.batch * self.context:
+            raise FieldError("tokens", self.tokens, "are less than one batch of "
+                             f"{self.batch * self.context:,}")  # fmt: skip
+        return self
+
+
+def centre(shape: Shape, steps: int) -> float:
+    """The middle of a grid of rates.
+
+    Under the standard parametrisation 3e-3 (64 / D) (600 / steps)^0.9, with the steps held between
+    150 and 2,400; under muP and CompleteP 2⁻⁷ whatever the width.
+
+    Example:
+        >>> from scantling import catalog
+        >>> small = Shape("a", catalog.model("gpt2"))
+        >>> centre(small, 600), centre(small, 150) / centre(small, 600)
+        (0.00025, 3.4822022531844965)
+    """
+    sp = shape.param == "sp"
+    rate = TUNED_RATE * TUNED_WIDTH / int(shape.spec.d_model) if sp else TUNED_MUP
+    return rate * (TUNED_STEPS / min(max(steps, 150), 2400)) ** 0.9

@@ -1,0 +1,95 @@
+"""The folder of a study: its design, its plan, one file a run. What is there is never run twice."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from scantling.errors import FieldError
+from scantling.lab.study.design import Study
+from scantling.lab.study.plan import Plan
+from scantling.lab.study.trial import Record
+
+T = TypeVar("T")
+STUDY, PLAN, DATA, RUNS, TABLE, RESULT = (
+    "study.json", "plan.json", "data.json", "runs", "runs.jsonl", "result.json",
+)  # fmt: skip
+
+
+def write(path: Path, value: Any) -> None:
+    """A file that is there whole or not at all: written beside, then renamed."""
+    text = value if isinstance(value, str) else _encoded(value)
+    beside = path.with_name(f"{path.name}.{os.getpid()}.part")
+    beside.write_text(text, encoding="utf-8")
+    beside.replace(path)
+
+
+def _encoded(value: Any) -> str:
+    return json.dumps(msgspec.to_builtins(value), indent=1, ensure_ascii=False) + "\n"
+
+
+def read(path: Path, kind: type[T]) -> T | None:
+    """A value that was written, or None where there is none.
+
+    Raises:
+        FieldError: If it is there and cannot be read.
+    """
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except FileNotFoundError:
+        return None
+    except (OSError, msgspec.DecodeError) as error:
+        raise FieldError("study", str(path), f"cannot be read: {error}") from None
+
+
+def open_folder(folder: Path, study: Study) -> Path:
+    """The folder of a study, made if it does not exist.
+
+    Raises:
+        FieldError: If it holds another study, or something else.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise FieldError("--out", str(folder), "is a file", "give a folder")
+    old = read(folder / STUDY, Study)
+    if old is None and folder.is_dir() and any(folder.iterdir()):
+        raise FieldError("--out", str(folder), "holds something that is no study",
+                         "give an empty folder")  # fmt: skip
+    if old is not None and old.hash != study.hash:
+        raise FieldError("--out", str(folder), f"holds another study, {old.name} of other shapes, "
+                         "data, rates or seeds", "give another folder, or --fresh")  # fmt: skip
+    try:
+        (folder / RUNS).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FieldError("--out", str(folder), f"cannot be made: {error.strerror}") from None
+    if old is None:
+        write(folder / STUDY, study)
+    return folder
+
+
+def keep(folder: Path, record: Record) -> None:
+    """Keep a run under its key."""
+    write(folder / RUNS / f"{record.key}.json", record)
+
+
+def kept(folder: Path, key: str) -> Record | None:
+    """The run of a key, if it is done."""
+    return read(folder / RUNS / f"{key}.json", Record)
+
+
+def count(folder: Path) -> int:
+    """Runs that are done."""
+    return sum(1 for _ in (folder / RUNS).glob("*.json"))
+
+
+def write_table(folder: Path, records: Iterable[Record]) -> None:
+    """The runs as a table for ``laws fit``, a JSON object a line; those that failed are left out.
+
+    A record that stands in several studies is the same run.
+    """
+    rows = [r.row for r in records if r.outcome.failed is None]
+    write(folder / TABLE, "".join(json.dumps(row) + "\n" for row in rows))

@@ -1,0 +1,134 @@
+"""How a trial is really run: by ``lab.train``, in one thread, with probes on what was trained."""
+
+from __future__ import annotations
+
+import functools
+import math
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from scantling.lab.study.trial import Data, Outcome, Pace, Trial
+
+if TYPE_CHECKING:
+    from scantling.lab.data import Windows
+
+TIMED_STEPS = 5
+JUDGED = {"choose": 2**14, "report": 2**15}
+"""Tokens that slices of a text are judged on: the same ones for all runs, so that what chance put
+in them is in no difference. Judging all of a slice would take as long as a small run."""
+UNIGRAM_BATCHES = 16
+
+
+class Training:
+    """Trains for real.
+
+    Args:
+        device: ``cpu`` or ``cuda``; a GPU where there is one, by default.
+        threads: Of each process on a CPU.
+    """
+
+    name = "train"
+
+    def __init__(self, device: str | None = None, threads: int = 1) -> None:
+        self.device, self.threads = device, threads
+
+    def data(self, trial: Trial) -> Data:
+        """The data's hash, and what a model without context would lose on it."""
+        from scantling.lab.tasks import IGNORED
+
+        one = _task(trial.data, trial.batch, trial.context, trial.tokenizer)
+        counts = Counter[int]()
+        for step in range(UNIGRAM_BATCHES):
+            counts.update(one.batch(step, 0)[1].flatten().tolist())
+        del counts[IGNORED]
+        total = counts.total()
+        unigram = -sum(n / total * math.log(n / total) for n in counts.values())
+        return Data(one.hash, one.vocab_size, one.bytes_per_token, unigram, one.floor_bits_per_byte)
+
+    def pace(self, trial: Trial) -> Pace:
+        """Time five steps, building and judging apart."""
+        begun = time.perf_counter()
+        self._begin(trial)
+        self._train(trial, steps=1)  # what a process loads once is no part of every run
+        once_s = time.perf_counter() - begun
+        begun = time.perf_counter()
+        found = self._train(trial, steps=TIMED_STEPS + 2)
+        step_s = float(found.step_s)
+        all_s = time.perf_counter() - begun
+        if trial.probe is not None:
+            begun = time.perf_counter()
+            _probed(trial, found)
+            all_s += time.perf_counter() - begun
+        return Pace(0.0, step_s, max(all_s - found.seconds, 0.0), once_s)
+
+    def run(self, trial: Trial) -> Outcome:
+        """Train, judge on both slices, probe."""
+        begun = time.perf_counter()
+        self._begin(trial)
+        found = self._train(trial, tokens=max(trial.tokens, trial.steps * self._step(trial)))
+        row = found.row()
+        if found.why:
+            seconds = time.perf_counter() - begun
+            return Outcome({}, found.tokens, seconds, found.why, row)
+        judged = found.judged
+        measures = {"choose": judged["choose"]["loss"], **judged["report"]}
+        if trial.probe is not None:
+            measures |= _probed(trial, found)
+        known = {k: float(v) for k, v in measures.items() if v is not None}
+        return Outcome(known, found.tokens, time.perf_counter() - begun, row=row)
+
+    def _begin(self, trial: Trial) -> None:
+        """One thread, and the data cut into tokens."""
+        import torch
+
+        if self.device != "cuda":
+            torch.set_num_threads(self.threads)
+        _task(trial.data, trial.batch, trial.context, trial.tokenizer)
+
+    def _step(self, trial: Trial) -> int:
+        one = _task(trial.data, trial.batch, trial.context, trial.tokenizer)
+        return one.batch_size * one.context
+
+    def _train(self, trial: Trial, **length: int) -> Any:
+        from scantling.lab.train import TrainingRun, train
+
+        return train(TrainingRun(
+            spec=trial.spec, lr=trial.rate, schedule=trial.schedule, optimizer=trial.optimizer,
+            seed=trial.seed, param=trial.param, device=self.device,
+            data=_task(trial.data, trial.batch, trial.context, trial.tokenizer), **length,
+        ))  # fmt: skip
+
+
+@functools.lru_cache(4)
+def _task(data: str, batch: int, context: int, tokenizer: str) -> Any:
+    """A task, kept: cutting a corpus into tokens takes longer than a small run.
+
+    The length of a generated task follows from its knobs.
+    """
+    from scantling.lab.data import TextTask, task
+    from scantling.lab.tasks import TASKS
+
+    made = data.partition(":")[0] in TASKS
+    one = task(data, batch, None if made else context, tokenizer)
+    return replace(one, slices=_fewer(one.slices, context)) if isinstance(one, TextTask) else one
+
+
+def _fewer(slices: Mapping[str, Windows], context: int) -> dict[str, Windows]:
+    """The slices that are judged on thinned out evenly."""
+    found = dict(slices)
+    for name, tokens in JUDGED.items():
+        starts = slices[name].starts
+        every = max(len(starts) * context // tokens, 1)
+        found[name] = replace(slices[name], starts=starts[::every])
+    return found
+
+
+def _probed(trial: Trial, found: Any) -> dict[str, float]:
+    module, _, function = str(trial.probe).partition(":")
+    probe = getattr(import_module(module), function)
+    measures: dict[str, float] = probe(found.model, found.run.task, trial)
+    return measures

@@ -1,0 +1,220 @@
+"""What a study may say: A is better by x ± y, they are not separated, or it is unresolved."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal
+
+from msgspec import Struct
+
+from scantling.lab import stats
+from scantling.lab.stats import Contrast, Interval
+from scantling.lab.study.design import LEAST_SEEDS, Measure, Study
+from scantling.lab.study.sweep import Swept, at_edge, best_rate
+from scantling.lab.study.trial import Data, Record
+
+UNTRAINED = 0.97
+"""A loss above this share of the entropy of single tokens has learned nothing of their order."""
+LEVEL = 0.05
+
+
+class Arm(Struct, frozen=True):
+    """A shape at its own best rate."""
+
+    shape: str
+    rate: float | None
+    rates: tuple[float, ...]
+    chosen: tuple[float | None, ...]
+    """The mean loss that the rate was chosen by, for each of them; None where a seed failed."""
+    edge: str | None
+    seeds: tuple[float, ...] = ()
+    """The measure of each seed, in their order."""
+    interval: Interval | None = None
+    also: dict[str, tuple[float, ...]] = {}
+    solved: int | None = None
+    unresolved: str | None = None
+    """Why nothing may be said of it."""
+
+
+class Verdict(Struct, frozen=True):
+    """Two arms compared."""
+
+    a: str
+    b: str
+    kind: Literal["better", "not separated", "unresolved"]
+    text: str
+    difference: float | None = None
+    """a − b in the unit of the measure; a factor where the measure is a ratio."""
+    half_width: float | None = None
+    p: float | None = None
+    """Adjusted for all pairs of the study."""
+    seeds_needed: int | None = None
+
+
+def arm(study: Study, swept: Swept, data: Data) -> Arm:
+    """A shape at its best rate, and whether anything may be said of it."""
+    records = list(swept.records)
+    seeds = sorted({r.trial.seed for r in records})
+    whole = [s for s in seeds if {r.trial.rate for r in records if r.trial.seed == s}
+             >= set(swept.rates)]  # fmt: skip
+    records = [r for r in records if r.trial.seed in whole and r.trial.rate in swept.rates]
+    if swept.lost:
+        return Arm(swept.shape, None, swept.rates, (), None,
+                   unresolved="every worker that ran it died: out of memory, or killed")  # fmt: skip
+    if len(whole) < LEAST_SEEDS:
+        return Arm(swept.shape, None, swept.rates, (), None,
+                   unresolved=f"time was up after {len(whole)} of {study.seeds} seeds")  # fmt: skip
+    best = best_rate(records)
+    edge = None if len(swept.rates) == 1 else at_edge(best, swept.rates)
+    at_best = sorted((r for r in records if r.trial.rate == best), key=lambda r: r.trial.seed)
+    chosen = tuple(_chosen(records, rate) for rate in swept.rates)
+    failed = [r for r in at_best if r.outcome.failed]
+    if failed:
+        return Arm(swept.shape, best, swept.rates, chosen, edge, unresolved=(
+            f"{len(failed)} of {len(at_best)} seeds failed at every rate: "
+            f"{failed[0].outcome.failed}"))  # fmt: skip
+    values = _values(at_best, study.measure)
+    solved = study.measure.solved
+    return Arm(
+        swept.shape, best, swept.rates, chosen, edge, values, _interval(values, study.measure),
+        {m.name: _values(at_best, m) for m in study.also},
+        None if solved is None else sum(v >= solved for v in values),
+        _doubt(study, at_best, edge, data),
+    )  # fmt: skip
+
+
+def _chosen(records: Sequence[Record], rate: float) -> float | None:
+    there = [r.outcome for r in records if r.trial.rate == rate]
+    return (
+        None if any(o.failed for o in there) else stats.mean([o.measures["choose"] for o in there])
+    )
+
+
+def _values(records: Sequence[Record], measure: Measure) -> tuple[float, ...]:
+    return tuple(r.outcome.measures[measure.name] for r in records)
+
+
+def _interval(values: Sequence[float], measure: Measure) -> Interval:
+    if measure.solved is not None:
+        return stats.wilson(sum(v >= measure.solved for v in values), len(values))
+    if not measure.ratio:
+        return stats.mean_interval(values)
+    found = stats.mean_interval([math.log(v) for v in values])
+    return Interval(math.exp(found.value), math.exp(found.low), math.exp(found.high))
+
+
+def _doubt(
+    study: Study, at_best: Sequence[Record], edge: str | None, data: Data
+) -> str | None:  # fmt: skip
+    if edge is not None:
+        return f"edge: its best rate {at_best[0].trial.rate:g} is the {'highest' if edge == 'upper' else 'lowest'} tried"  # fmt: skip
+    if study.measure.name in {"loss", "bits_per_byte"} and data.unigram is not None:
+        flat = sum(r.outcome.measures["loss"] > UNTRAINED * data.unigram for r in at_best)
+        if flat == len(at_best):
+            return "did not train: its loss is that of single tokens"
+        if flat:
+            return f"{flat} of {len(at_best)} seeds did not train"
+    return None
+
+
+def verdicts(study: Study, arms: Sequence[Arm]) -> list[Verdict]:
+    """Every pair of arms, the first one of a pair the better one.
+
+    Welch's test of the seeds, or Fisher's of the shares that solved it, at 5 % over all pairs by
+    Holm's adjustment.
+    """
+    clear = [a for a in arms if a.unresolved is None]
+    pairs = [sorted(p, key=lambda a: _rank(a, study.measure))
+             for p in itertools.combinations(clear, 2)]  # fmt: skip
+    contrasts = [_contrast(a, b, study.measure) for a, b in pairs]
+    adjusted = stats.holm([c.p for c in contrasts])
+    sd = spread(study, arms)
+    found = [_verdict(a, b, c, p, study.measure, sd, len(pairs))
+             for (a, b), c, p in zip(pairs, contrasts, adjusted, strict=True)]  # fmt: skip
+    for a, b in itertools.combinations(arms, 2):
+        doubts = [f"{x.shape} {x.unresolved}" for x in (a, b) if x.unresolved is not None]
+        if doubts:
+            text = f"{a.shape} and {b.shape}: unresolved ({'; '.join(doubts)})"
+            found.append(Verdict(a.shape, b.shape, "unresolved", text))
+    return found
+
+
+def spread(study: Study, arms: Sequence[Arm]) -> float | None:
+    """The standard deviation between seeds, over all arms; of logarithms for a ratio."""
+    if study.measure.solved is not None:
+        return None
+    known = [[_scale(study.measure)(v) for v in a.seeds] for a in arms if len(a.seeds) > 1]
+    return stats.pooled(known) if known else None
+
+
+def resolvable(study: Study, arms: Sequence[Arm], pairs: int) -> float | None:
+    """The effect that this design sees four times of five; a factor for a ratio."""
+    sd, n = spread(study, arms), min((len(a.seeds) for a in arms if a.seeds), default=0)
+    if sd is None or n < 2:
+        return None
+    effect = stats.resolvable(sd, n, max(pairs, 1))
+    return math.exp(effect) if study.measure.ratio else effect
+
+
+def _scale(measure: Measure) -> Callable[[float], float]:
+    return math.log if measure.ratio else float
+
+
+def _rank(a: Arm, measure: Measure) -> float:
+    assert a.interval is not None, "an arm that is clear has values"
+    return a.interval.value * (1 if measure.better == "lower" else -1)
+
+
+def _contrast(a: Arm, b: Arm, measure: Measure) -> Contrast:
+    if a.solved is not None and b.solved is not None:
+        return stats.shares(a.solved, len(a.seeds), b.solved, len(b.seeds))
+    scale = _scale(measure)
+    return stats.welch([scale(v) for v in a.seeds], [scale(v) for v in b.seeds])
+
+
+def _verdict(
+    a: Arm, b: Arm, c: Contrast, p: float, measure: Measure, sd: float | None, tests: int
+) -> Verdict:
+    if measure.ratio:
+        size = f"×{math.exp(abs(c.difference)):.3g} (×÷ {math.exp(c.half_width):.3g})"
+        told = (math.exp(c.difference), math.exp(c.half_width))
+    else:
+        size = f"{abs(c.difference):.3g} ± {c.half_width:.2g}"
+        told = (c.difference, c.half_width)
+    if measure.solved is not None:
+        size += " in the share of seeds that solve it"
+    if p < LEVEL:
+        return Verdict(a.shape, b.shape, "better", f"{a.shape} {measure.word} than {b.shape} by {size}",
+                       *told, p)  # fmt: skip
+    needed = None if sd is None else stats.seeds_needed(sd, c.difference, tests)
+    if sd is None:
+        seeds = "more seeds"
+    else:
+        seeds = "over 1,000 seeds" if needed is None else f"{max(needed, len(a.seeds) + 1)} seeds"
+    text = f"{a.shape} and {b.shape}: not separated (difference {size}; needs {seeds})"
+    return Verdict(a.shape, b.shape, "not separated", text, *told, p, needed)
+
+
+def headline(study: Study, arms: Sequence[Arm], found: Sequence[Verdict]) -> str:
+    """The answer in one sentence."""
+    clear = [a for a in arms if a.unresolved is None]
+    open_ = [a.shape for a in arms if a.unresolved is not None]
+    rest = f"; unresolved: {', '.join(open_)}" if open_ else ""
+    if len(clear) < 2:
+        return "unresolved: " + "; ".join(f"{a.shape} {a.unresolved}" for a in arms if a.unresolved)
+    best = min(clear, key=lambda a: _rank(a, study.measure))
+    beaten: Mapping[str, Verdict] = {v.b: v for v in found if v.a == best.shape}
+    won = [b for b, v in beaten.items() if v.kind == "better"]
+    level = [b for b, v in beaten.items() if v.kind == "not separated"]
+    if not won:
+        others = ", ".join(a.shape for a in clear)
+        return f"not separated: {others}{rest}"
+    word = study.measure.word
+    if level:
+        return (f"{best.shape} is {word} than {', '.join(won)}; not separated from "
+                f"{', '.join(level)}{rest}")  # fmt: skip
+    if len(won) == 1:
+        return f"{beaten[won[0]].text}{rest}"
+    return f"{best.shape} is {word} than every other: {', '.join(won)}{rest}"

@@ -1,0 +1,70 @@
+"""A study as one page that needs nothing beside it, for someone who did not run it."""
+
+from __future__ import annotations
+
+from html import escape
+from typing import Any
+
+from scantling.report.lab_svg import figure
+from scantling.report.lab_text import explained, number, ranked
+from scantling.units import count_text
+
+STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; color: #1d2730; max-width: 980px; margin: 2rem auto;
+  padding: 0 1rem; }
+h2 { margin: 1.8rem 0 .2rem; font-size: 1.1rem; }
+.answer { background: #eef6fb; border-left: 4px solid #2c7fb8; padding: .5rem .9rem; }
+p { max-width: 85ch; margin: .35rem 0; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: 14px; }
+th, td { padding: .2rem .6rem; border-bottom: 1px solid #d5dce2; text-align: right; }
+th:first-child, td:first-child, td.seeds { text-align: left; }
+.dim { color: #8a96a0; }
+svg { max-width: 100%; height: auto; }
+"""
+
+
+def page(found: dict[str, Any]) -> str:
+    """The page as text."""
+    study = found["study"]
+    sections = []
+    for title, paragraphs in explained(found):
+        body = "".join(f"<p>{escape(p)}</p>" for p in paragraphs)
+        if title == "What was found":
+            body += figure(found) + _table(found)
+        sections.append(f"<h2>{escape(title)}</h2>{body}")
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{escape(study["name"])}: {escape(found["headline"])}</title>
+<style>{STYLE}</style>
+</head>
+<body>
+<h1>{escape(study["name"])}</h1>
+<p class="answer">{escape(found["headline"])}</p>
+{"".join(sections)}
+</body>
+</html>
+"""
+
+
+def _table(found: dict[str, Any]) -> str:
+    measure, also = found["study"]["measure"], found["study"]["also"]
+    heads = ["shape", "layers × width", "body", "tokens", "train FLOPs a token", "best rate",
+             measure["label"], "each seed", *(m["label"] for m in also)]  # fmt: skip
+    rows = []
+    for s in ranked(found):
+        value = "" if s["interval"] is None else number(s["interval"]["value"])
+        cells = [
+            s["shape"], f"{s['n_layer']} × {s['d_model']}", count_text(s["params"]["body"]),
+            count_text(s["tokens"]), count_text(s["train_flops_per_token"]),
+            "" if s["rate"] is None else f"{s['rate']:g}", value,
+            " ".join(number(v) for v in s["seeds"]) or str(s["unresolved"]),
+            *(" ".join(number(v) for v in s["also"].get(m["name"], ())) for m in also),
+        ]  # fmt: skip
+        dim = ' class="dim"' if s["unresolved"] else ""
+        inside = "".join(f"<td>{escape(c)}</td>" for c in cells)
+        rows.append(f"<tr{dim}>{inside}</tr>")
+    head = "".join(f"<th>{escape(h)}</th>" for h in heads)
+    return f"<table><tr>{head}</tr>{''.join(rows)}</table>"

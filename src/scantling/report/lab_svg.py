@@ -1,0 +1,126 @@
+"""The figure of a study as plain SVG: every seed of every shape, and the sweep of rates."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from html import escape
+from typing import Any
+
+from scantling.report.lab_text import number, ranked
+
+WIDTH, LEFT, ROW, TOP = 940, 190, 30, 34
+SPLIT = 520
+"""Where the panel of seeds ends and that of rates begins."""
+COLOURS = ("#2c7fb8", "#d95f0e", "#31a354", "#756bb1", "#c51b8a", "#636363", "#8c510a", "#01665e")
+
+
+def figure(found: dict[str, Any]) -> str:
+    """Left: dots are seeds, bars 95 % intervals. Right: the loss that each rate was chosen by."""
+    shapes = ranked(found)
+    height = TOP + ROW * max(len(shapes), 7) + 44
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '
+        f'width="{WIDTH}" height="{height}" font-family="system-ui, sans-serif" font-size="12">',
+        f'<rect width="{WIDTH}" height="{height}" fill="white"/>',
+        *_seeds(found, shapes, height), *_sweep(shapes, height), "</svg>",
+    ]  # fmt: skip
+    return "\n".join(parts) + "\n"
+
+
+def _text(x: float, y: float, text: str, anchor: str = "start", colour: str = "#1d2730") -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="{colour}">{escape(text)}</text>'
+
+
+def _line(x1: float, y1: float, x2: float, y2: float, colour: str, width: float = 1) -> str:
+    return (f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="{colour}" '
+            f'stroke-width="{width:g}"/>')  # fmt: skip
+
+
+def _axis(values: list[float], start: float, end: float, *, log: bool) -> Callable[[float], float]:
+    """From a value to its place; values spread over 90 % of it."""
+    scale = math.log if log else float
+    low, high = min(map(scale, values)), max(map(scale, values))
+    room = (high - low) * 0.06 or abs(high) * 0.01 or 1.0
+    low, high = low - room, high + room
+    return lambda v: start + (end - start) * (scale(v) - low) / (high - low)
+
+
+def _seeds(found: dict[str, Any], shapes: list[dict[str, Any]], height: float) -> list[str]:
+    measure = found["study"]["measure"]
+    known = [v for s in shapes for v in s["seeds"]]
+    parts = [_text(LEFT, 18, f"{measure['label']}: each seed, mean and 95 %")]
+    if not known:
+        return [*parts, _text(LEFT, TOP + 20, "nothing to show")]
+    wilson = measure["solved"] is not None
+    ends = (
+        []
+        if wilson
+        else [s["interval"][e] for s in shapes if s["interval"] for e in ("low", "high")]
+    )
+    log = measure["ratio"] and min(known + ends) > 0
+    place = _axis(known + ends, LEFT, SPLIT - 20, log=log)
+    base = TOP + ROW * len(shapes)
+    for v in _ticks(known + ends, log=log):
+        parts += [_line(place(v), TOP - 6, place(v), base, "#e5e9ed"),
+                  _text(place(v), base + 16, number(v), "middle", "#5c6b78")]  # fmt: skip
+    for i, s in enumerate(shapes):
+        y, colour = TOP + ROW * i + ROW / 2, COLOURS[i % len(COLOURS)]
+        told = f"{s['shape']} ({_why(s)})" if s["unresolved"] else s["shape"]
+        parts.append(_text(LEFT - 12, y + 4, told, "end", "#9aa5ae" if s["unresolved"] else colour))
+        if s["interval"] and not wilson:
+            a, b, m = (place(s["interval"][k]) for k in ("low", "high", "value"))
+            parts += [_line(a, y, b, y, colour, 2), _line(m, y - 8, m, y + 8, colour, 2)]
+        parts += [
+            f'<circle cx="{place(v):.1f}" cy="{y:.1f}" r="4" fill="{colour}" fill-opacity="0.55"/>'
+            for v in s["seeds"]
+        ]
+    return parts
+
+
+def _why(s: dict[str, Any]) -> str:
+    return str(s["unresolved"]).split(":", maxsplit=1)[0][:22]
+
+
+def _ticks(values: list[float], *, log: bool) -> list[float]:
+    low, high = min(values), max(values)
+    if log:
+        return [low * (high / low) ** (i / 3) for i in range(4)] if high > low else [low]
+    step = 10 ** math.floor(math.log10((high - low) or 1.0))
+    step *= next((k for k in (1, 0.5, 0.2) if (high - low) / (step * k) >= 3), 0.2)
+    first = math.ceil(low / step)
+    return [i * step for i in range(first, math.floor(high / step) + 1)]
+
+
+def _sweep(shapes: list[dict[str, Any]], height: float) -> list[str]:
+    start, end, base = SPLIT + 60, WIDTH - 20, height - 44
+    curves = [
+        [(r, v) for r, v in zip(s["rates"], s["chosen"], strict=False) if v is not None]
+        for s in shapes
+    ]
+    points = [p for c in curves for p in c]
+    if not points or max(map(len, curves)) < 2:
+        return []
+    across = _axis([r for r, _ in points], start, end, log=True)
+    values = sorted(v for _, v in points)
+    top = min(values[-1], values[0] + 4 * (values[len(values) // 2] - values[0]) + 1e-9)
+    down = _axis([values[0], top], base - 6, TOP, log=False)
+    parts = [_text(start, 18, "loss by learning rate, on the slice for choices; rings: chosen")]
+    for v in _ticks([values[0], top], log=False):
+        parts += [_line(start, down(v), end, down(v), "#e5e9ed"),
+                  _text(start - 6, down(v) + 4, number(v), "end", "#5c6b78")]  # fmt: skip
+    for r in sorted({10.0 ** round(math.log10(r)) for r, _ in points}
+                    & {10.0**k for k in range(-9, 3)}):  # fmt: skip
+        if start <= across(r) <= end:
+            parts.append(_text(across(r), base + 12, f"{r:g}", "middle", "#5c6b78"))
+    for i, (s, curve) in enumerate(zip(shapes, curves, strict=True)):
+        colour = COLOURS[i % len(COLOURS)]
+        shown = [(across(r), max(down(v), TOP - 4.0), r) for r, v in curve]
+        parts += [_line(a[0], a[1], b[0], b[1], colour, 1.6)
+                  for a, b in zip(shown, shown[1:], strict=False)]  # fmt: skip
+        parts += [
+            f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{5 if r == s["rate"] else 2.5}" '
+            f'fill="{"white" if r == s["rate"] else colour}" stroke="{colour}" stroke-width="2"/>'
+            for x, y, r in shown
+        ]  # fmt: skip
+    return parts

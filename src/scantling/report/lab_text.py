@@ -1,0 +1,166 @@
+"""What a study of the lab found, as text: for a terminal, and to explain it to others."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from scantling.report.text import show_table, table
+from scantling.sources import source
+from scantling.units import count_text
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+Found = dict[str, Any]
+"""A study's ``result.json``."""
+
+
+def print_study(out: Console, found: Found) -> None:
+    """The answer, the table with every seed, the verdicts, and what the design could resolve."""
+    out.print(f"[bold]{found['headline']}[/bold]", markup=True)
+    out.print()
+    show_table(out, _table(found))
+    for line in (*verdict_lines(found), *honest_lines(found)):
+        out.print(line, markup=False)
+
+
+def _table(found: Found) -> Any:
+    measure, also = found["study"]["measure"], found["study"]["also"]
+    made_equal = sorted({k for s in found["shapes"] for k in s["matched"]})
+    shown = table(
+        ("shape", "left"), ("body", "right"), *((f"{k} off", "right") for k in made_equal),
+        ("tokens", "right"), ("rates tried", "right"), ("best", "right"),
+        (measure["label"], "right"), ("95 %", "right"), ("each seed", "left"),
+        *((m["label"], "left") for m in also),
+    )  # fmt: skip
+    for s in ranked(found):
+        interval = s["interval"]
+        low_high = (
+            "" if interval is None else f"{number(interval['low'])} … {number(interval['high'])}"
+        )
+        value = "" if interval is None else number(interval["value"])
+        if s["solved"] is not None:
+            value = f"{s['solved']} of {len(s['seeds'])} solved"
+        edge = {"upper": " ≥?", "lower": " ≤?", None: ""}[s["edge"]]
+        shown.add_row(
+            s["shape"], count_text(s["params"]["body"]),
+            *(f"{s['matched'].get(k, 0):+.1%}" for k in made_equal), count_text(s["tokens"]),
+            _rates(s["rates"]), "" if s["rate"] is None else f"{s['rate']:g}{edge}",
+            value, low_high, " ".join(number(v) for v in s["seeds"]) or "unresolved",
+            *(" ".join(number(v) for v in s["also"].get(m["name"], ())) for m in also),
+            style="dim" if s["unresolved"] else None,
+        )  # fmt: skip
+    return shown
+
+
+def _rates(rates: list[float]) -> str:
+    if len(rates) < 2:
+        return "".join(f"{r:g}" for r in rates)
+    return f"{len(rates)}: {rates[0]:g} … {rates[-1]:g}"
+
+
+def number(value: float) -> str:
+    """A measure with four digits.
+
+    Example:
+        >>> number(2.10567), number(0.0312345), number(25676.2)
+        ('2.106', '0.03123', '25,676')
+    """
+    return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.4g}"
+
+
+def ranked(found: Found) -> list[dict[str, Any]]:
+    """The shapes, the best first; those without a value last."""
+    sign = 1 if found["study"]["measure"]["better"] == "lower" else -1
+
+    def place(s: dict[str, Any]) -> tuple[bool, float]:
+        known = s["interval"] is not None
+        return not known, sign * s["interval"]["value"] if known else 0.0
+
+    return sorted(found["shapes"], key=place)
+
+
+def verdict_lines(found: Found) -> list[str]:
+    """One line a pair; what is better first."""
+    order = ["better", "not separated", "unresolved"]
+    chosen = sorted(found["verdicts"], key=lambda v: order.index(v["kind"]))
+    lines = []
+    for v in chosen:
+        p = "" if v["p"] is None else f"  (p {v['p']:.2g} over all pairs)"
+        lines.append(f"  {v['text']}{p}")
+    return lines
+
+
+def honest_lines(found: Found) -> list[str]:
+    """What the design could see, and what the answer rests on."""
+    study, plan = found["study"], found["plan"]
+    first = next(iter(found["data"].values()))
+    lines = []
+    if found["resolvable"] is not None:
+        ratio = study["measure"]["ratio"]
+        size = f"a factor of {found['resolvable']:.3g}" if ratio else f"{found['resolvable']:.2g}"
+        lines.append(f"This design ({plan['seeds']} seeds) sees {size} or more four times of five, "
+                     "over all its pairs.")  # fmt: skip
+    edges = [s["shape"] for s in found["shapes"] if s["edge"]]
+    if edges:
+        lines.append("Best rate at the edge of the grid after all its growth: "
+                     f"{', '.join(edges)}; a wider grid would settle it.")  # fmt: skip
+    lines += [f"To fit the budget: {text}." for text in plan["shrunk"]]
+    per = [s["tokens"] / s["params"]["total"] for s in found["shapes"]]
+    lines.append(
+        f"Data {study['data']} ({first['hash'][:12]}), {min(per):.2g} to {max(per):.2g} tokens a "
+        f"parameter, {found['machine']}, {found['seconds'] / 60:.1f} min."
+    )
+    if study["caveat"]:
+        lines.append(study["caveat"])
+    lines.append("Results at this size do not transfer to large models by themselves.")
+    return lines
+
+
+def explained(found: Found) -> list[tuple[str, list[str]]]:
+    """The study for someone who did not run it: sections with their paragraphs."""
+    study, plan, shapes = found["study"], found["plan"], found["shapes"]
+    measure, rates = study["measure"], study["rates"]
+    names = ", ".join(s["shape"] for s in shapes)
+    equal = sorted({k for s in shapes for k in s["matched"]})
+    worst = {k: max(abs(s["matched"].get(k, 0)) for s in shapes) for k in equal}
+    made = "; ".join(f"equal in {k} to {v:.1%}" for k, v in worst.items()) or "not made equal"
+    grid = (
+        f"Each was trained at {rates['n']} learning rates a factor of {rates['step']:g} apart; "
+        f"where the best lay at the edge, the grid grew, up to {rates['extend']} times."
+        if rates["extend"] else f"Each was trained at {rates['n']} learning rate(s), fixed."
+    )  # fmt: skip
+    judged = (
+        f"The measure is {measure['label']}, {measure['better']} is better. The rate of a shape was "
+        "chosen on one slice of held-out data, and what is reported comes from another."
+    )
+    tests = (
+        f"A seed counts as solved from {measure['solved']:g} on; shares of solved seeds have "
+        "Wilson intervals and Fisher's test."
+        if measure["solved"] is not None else
+        "Intervals are 95 % t-intervals over seeds; pairs are compared by Welch's test"
+        f"{', on logarithms' if measure['ratio'] else ''}."
+    )  # fmt: skip
+    read = [
+        "Better: the seeds of the two differ more than chance explains, at 5 % over all pairs "
+        "together (Holm). The size has its own 95 % interval.",
+        "Not separated: they may differ by less than these seeds can show; the line says how many "
+        "seeds would show a difference as large as the one seen.",
+        "Unresolved: nothing may be said, for the reason given: the best learning rate lay at the "
+        "edge of what was tried, the model did not train, or the time was up.",
+    ]
+    sources = [f"{one.title}, {one.where}" for one in map(source, study["sources"])]
+    return [
+        ("The question", [study["question"]]),
+        ("What was done", [
+            f"{len(shapes)} shapes: {names}; {made}.",
+            f"{grid} {plan['seeds']} seeds each, {count_text(plan['tokens'])} tokens a run of "
+            f"{study['data']}, batch {study['batch']} × {study['context']} tokens.",
+            f"{judged} {tests}",
+        ]),
+        ("What was found", [f"{found['headline']}.", *(v.strip() for v in verdict_lines(found))]),
+        ("How to read it", read),
+        ("What was to be expected", [study["expected"] or "Nothing was written down before.",
+                                     *sources]),
+        ("What it does not say", honest_lines(found)),
+    ]  # fmt: skip
