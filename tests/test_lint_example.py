@@ -31,7 +31,7 @@ def typed(line, folder):
 
 
 def spoil(project):
-    """28 heads do not divide a width of 4096."""
+    """24 heads do not divide a width of 4096."""
     path = project / "configs" / "base" / "config.json"
     config = path.read_text("utf-8").replace(
         '"num_attention_heads": 32', '"num_attention_heads": 28'
@@ -56,7 +56,7 @@ def test_a_spoilt_config_fails_the_last_step_alone_on_its_line(project):
     results = json.loads((project / "shapes.sarif").read_text())["runs"][0]["results"]
     assert [r["ruleId"] for r in results if r["level"] == "error"] == ["SC102"]
     assert notes.returncode == 1
-    line = 1 + path.read_text().splitlines().index('  "num_attention_heads": 28,')
+    line = 1 + path.read_text().splitlines().index('  "num_attention_heads": 24,')
     assert f"::error file=configs/base/config.json,line={line},title=SC102" in notes.stdout
 
 
