@@ -34,7 +34,7 @@ def spoil(project):
     """24 heads do not divide a width of 4096."""
     path = project / "configs" / "base" / "config.json"
     config = path.read_text("utf-8").replace(
-        '"num_attention_heads": 32', '"num_attention_heads": 28'
+        '"num_attention_heads": 32', '"num_attention_heads": 24'
     )
     path.write_text(config, "utf-8")
     return path
