@@ -165,7 +165,7 @@ def _trained(run: TrainingRun, given: dict[str, Any], name: str, *, first: bool)
             if "steps" not in record:
                 for one in told:
                     one(record)
-            if "slice" in record:
+            if "slice" in record or (bar.disable and "loss" not in record):
                 return
             left = record["remaining_s"]
             words = [f"step {record['step']}"]

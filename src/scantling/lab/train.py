@@ -79,6 +79,10 @@ class _Training:
         if dtype == "bf16":
             self.cast = lambda: torch.autocast(among.device.type, torch.bfloat16)
         self.model = Decoder(run.spec, param=run.param, seed=run.seed).to(among.device)
+        if run.compile:
+            tokens, _, source = read(self.model, *run.task.batch(0, run.seed))
+            for one in (tokens, tokens if source is None else source):
+                self.model.warm(one.shape[-1])
         names = {p: name for name, p in self.model.named_parameters()}
         groups = self.model.groups(run.peak_lr, run.weight_decay)
         grouped = [[names[p] for p in group["params"]] for group in groups]
