@@ -49,7 +49,7 @@ def attend(
         )
     if h != k:
         k_BKSh, v_BKSv = (t.repeat_interleave(h // k, -3) for t in (k_BKSh, v_BKSv))
-    logits_BHTS = q_BHTh @ k_BKSh.mT * scale
+    logits_BHTS = (q_BHTh * scale) @ k_BKSh.mT
     if softcap is not None:
         logits_BHTS = softcap * torch.tanh(logits_BHTS / softcap)
     if bias is not None:
@@ -156,8 +156,8 @@ class Grouped(nn.Module):
             heads = both.view(*both.shape[:-1], self.h + self.k, self.width)
             assert turns is not None, "else there is nothing to do for both at once"
             # a split, whose backward pass is one copy; two slices would fill two with zeros
-            q, k = torch.split(turned(heads, turns), [self.h, self.k], -2)
-            return q, k
+            both_heads = torch.split(turned(heads, turns), [self.h, self.k], -2)
+            return both_heads[0], both_heads[1]
         q = self.heads(made["q"], self.h, self.q_norm)
         k = self.heads(made["k"], self.k, self.k_norm) if "k" in made else None
         if turns is not None:
