@@ -80,7 +80,7 @@ class Ensemble:
         self.clip, self.n = clip, len(models)
         self.base = deepcopy(first)
         self.base.fused = False  # the kernel of attention has no rule for vmap
-        self.weights, self.buffers = stack_module_state(list(models))  # type: ignore[arg-type]
+        self.weights, self.buffers = stack_module_state(list(models))
         given = [rates] * self.n if isinstance(rates, int | float) else list(rates)
         if len(given) != self.n:
             raise FieldError("rates", len(given), f"must be one, or one for each of {self.n}")
