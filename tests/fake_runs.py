@@ -28,13 +28,22 @@ class Fake:
 
     name = "fake"
 
-    def __init__(self, effects=None, sd=0.02, best=None, world=0, log=None, delay_s=0.0,
-                 step_s=0.001, deadly=None):
+    def __init__(
+        self,
+        effects=None,
+        sd=0.02,
+        best=None,
+        world=0,
+        log=None,
+        delay_s=0.0,
+        step_s=0.001,
+        deadly=None,
+    ):
         self.effects, self.sd, self.best = effects or {}, sd, best or {}
         self.world, self.log, self.delay_s, self.step_s = world, log, delay_s, step_s
         self.deadly = deadly
 
-    def data(self, trial):
+    def data(self, _):
         return Data("fake", 256, 1.0, 3.9)
 
     def pace(self, trial):

@@ -118,7 +118,9 @@ def test_closing_the_results_ends_what_still_runs():
 def test_slurm_runs_jobs_on_this_machine_where_there_is_none(tmp_path, monkeypatch):
     pytest.importorskip("submitit", reason="needs the extra slurm")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(pathlib.Path(__file__).parent), *sys.path]))
+    monkeypatch.setenv(
+        "PYTHONPATH", os.pathsep.join([str(pathlib.Path(__file__).parent), *sys.path])
+    )
     found = run(die_once, range(4), shared=tmp_path, engine="slurm", workers=2)
     assert list(found) == list(range(4))
 
