@@ -617,12 +617,12 @@ def test_reading_a_model_leaves_it_as_it_was(read):
 @pytest.mark.parametrize("tied", [True, False])
 def test_every_weight_is_set_and_none_is_what_memory_held(tied):
     """Memory that nothing wrote to is filled with NaN here."""
-    torch.use_deterministic_algorithms(True)
+    torch.use_deterministic_algorithms(mode=True)
     try:
         head, ffn = Head(bias=True), Dense(F, in_bias=True, out_bias=True, ff_rank=4)
         model = Decoder(spec_of(ffn=ffn, tied=tied, head=head))
     finally:
-        torch.use_deterministic_algorithms(False)
+        torch.use_deterministic_algorithms(mode=False)
 
     assert not any(p.isnan().any() for p in model.parameters())
 

@@ -158,6 +158,16 @@ class TrainingRun:
             FieldError: If one is not.
         """
         check(self.spec)
+        self._check_numbers()
+        self._check_names()
+        if not 0 <= self.warmup_steps <= self.n_steps:
+            raise FieldError("warmup", self.warmup, f"must be 0 to steps {self.n_steps}")
+        if int(self.spec.vocab_size) < self.task.vocab_size:
+            raise FieldError("vocab_size", self.spec.vocab_size, f"must be at least the "
+                             f"{self.task.vocab_size} of {self.task.name}")  # fmt: skip
+        return self
+
+    def _check_numbers(self) -> None:
         for name in ("steps", "tokens", "micro_batch", "record_every", "judge_every"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -172,6 +182,8 @@ class TrainingRun:
                 raise FieldError(f"rates {prefix}", rate, "must not be below 0")
         if self.clip is not None and not self.clip > 0:
             raise FieldError("clip", self.clip, "must be above 0")
+
+    def _check_names(self) -> None:
         if self.schedule not in SCHEDULES:
             raise UnknownNameError("schedule", self.schedule, SCHEDULES)
         if self.dtype not in DTYPES:
@@ -180,12 +192,6 @@ class TrainingRun:
             raise UnknownNameError("param", self.param, PARAMS)
         if self.optimizer == "muon" and self.param != "sp":
             raise FieldError("optimizer", "muon", f"has no rates for {self.param}", "use sp")
-        if not 0 <= self.warmup_steps <= self.n_steps:
-            raise FieldError("warmup", self.warmup, f"must be 0 to steps {self.n_steps}")
-        if int(self.spec.vocab_size) < self.task.vocab_size:
-            raise FieldError("vocab_size", self.spec.vocab_size, f"must be at least the "
-                             f"{self.task.vocab_size} of {self.task.name}")  # fmt: skip
-        return self
 
 
 @dataclass(frozen=True, kw_only=True)
