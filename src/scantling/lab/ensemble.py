@@ -60,7 +60,7 @@ class Ensemble:
     Example:
         >>> from scantling import catalog
         >>> from scantling.lab.shrink import shrink
-        >>> spec = shrink(catalog.model("gpt2"), 30_000, 8)
+        >>> spec = shrink(catalog.model("gpt2"), 100_000, 8)
         >>> ensemble = Ensemble([Decoder(spec, seed=s) for s in (0, 1)], rates=[1e-3, 1e-2])
         >>> tokens = torch.zeros(2, 1, 8, dtype=torch.long)
         >>> ensemble.step(tokens, tokens).shape
