@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from scantling import catalog, vary
 from scantling.costs.count import parameters
+from scantling.costs.ranks import rank_operators
 from scantling.errors import FieldError
 from scantling.formats.context import extend
 from scantling.spec import (
@@ -36,6 +37,7 @@ from scantling.spec import (
     Stack,
     Window,
 )
+from scantling.spec.plan import Plan
 
 torch = pytest.importorskip("torch")
 
@@ -311,6 +313,21 @@ def test_a_rank_saves_parameters_only_below_its_break_even():
         saved = count(model) - count(materialise(model, LowRank(r)))
         assert saved == 3 * 3 * (D * F - r * (D + F))
     assert D * F / (D + F) == 15
+
+
+def test_a_rank_is_counted_for_columns_and_split_over_chips():
+    """Three matrices of rank r are 3 r (D + F); over two chips only the sides F wide are halved:
+    gate and up read D and give F, down reads F, so 3 r D stay whole and 3 r F are split."""
+    ranks = np.array([3, 5, 8])
+    column = spec_of(ffn=Dense(F, ff_rank=ranks), n_layer=1)
+    own = [spec_of(ffn=Dense(F, ff_rank=int(r)), n_layer=1) for r in ranks]
+
+    assert parameters(column).total.tolist() == [parameters(s).total for s in own]
+    assert parameters(own[1]).by_part["ffn"] == 3 * 5 * (D + F)
+    even = spec_of(replace(GQA, n_head=4, n_kv_head=2), Dense(F, ff_rank=5), n_layer=1)
+    ops = rank_operators(even, Plan(tp=2), 8)
+    held = sum(t.size() for op in ops for t in op.tensors if t.part == "ffn")
+    assert held == 3 * 5 * (D + F // 2)
 
 
 def test_experts_get_a_lower_rank_in_place_but_not_of_their_own():
