@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 
 DESIGN := --params 7B --vocab 128256 --context 8192 --gpu h100-sxm --gpus 64 --tokens 2T
 
-.PHONY: design test lint bench docs validation backtest recipe clean
+.PHONY: design test lint bench docs handbook validation backtest recipe clean
 
 design: $(VENV)/.installed  ## The main job: from a 7 B budget to shapes.
 	$(BIN)/scantling design $(DESIGN)
@@ -24,6 +24,9 @@ bench: $(VENV)/.test-installed  ## Speed, as ratios to something in the same run
 	$(BIN)/python benchmarks/lint.py
 	$(BIN)/python benchmarks/many.py
 	$(BIN)/python benchmarks/columns.py
+
+handbook: $(VENV)/.installed  ## A page a rule: handbook/index.html.
+	$(BIN)/scantling rules --handbook handbook
 
 docs: $(VENV)/.installed  ## Pages that are written from data.
 	$(BIN)/scantling claims page docs/claims.md

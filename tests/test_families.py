@@ -21,6 +21,7 @@ from scantling.hardware import chip
 from scantling.report.splits import price_splits
 from scantling.report.text import console, print_front
 from scantling.search import Range, budget, design
+from scantling.search.axis import along
 from scantling.search.candidate import candidate, findings, hf_config, to_json
 from scantling.search.explain import explain
 from scantling.search.forms import count, forms
@@ -508,6 +509,12 @@ def test_the_structure_of_an_encoder_decoder_is_that_of_t5():
     assert hf.read(hf.write(base)).spec == base
 
 
+def test_t5_is_on_the_front_of_its_own_size():
+    """T5 v1.1 XL: 24 + 24 layers of 2048, 32 heads of 64, a feed-forward of 5120."""
+    front = design(params=2_849_757_184, kind="encoder-decoder", vocab_size=32_128, baselines=())
+    assert "24+24x2048-h64-32q32kv-f5120" in {c.name for c in front.candidates}
+
+
 def test_layers_of_an_encoder_come_in_the_ratio_asked_for():
     front = design(**{**BESIDE["encoder-decoder"], "listed": {}}, fixed={"encoder_ratio": 3},
                    baselines=())  # fmt: skip
@@ -550,6 +557,13 @@ def test_a_shallow_decoder_is_faster_and_keeps_less():
 def test_what_is_not_worked_out_beside_an_encoder_is_refused(more):
     with pytest.raises(FieldError, match="beside an encoder"):
         budget(params=10**9, kind="encoder-decoder", **more)
+
+
+def test_a_field_that_follows_a_rule_is_explained_by_its_own_value_alone():
+    """Its depth follows the ratio: a search with another value of it would be the same search."""
+    (row,) = along(front_of("encoder-decoder"), "n_encoder_layer")
+    assert row.given
+    assert len(along(front_of("windows"), "window")) > 4
 
 
 # ---------------------------------------------------------------- widths over depth

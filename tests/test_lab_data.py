@@ -210,6 +210,7 @@ WRONG = {
     "no such tokenizer": ({"data": "grammar", "tokenizer": "wordpiece"}, "use bytes or bpe:1024"),
     "a tokenizer of symbols": ({"data": "copy", "tokenizer": "bpe:512"}, "symbols are tokens"),
     "a context of symbols": ({"data": "copy", "context": 64}, "is 32 with the knobs of copy"),
+    "no pairs": ({"data": "recall:pairs=0"}, "recall:pairs 0 must be at least 1"),
     "no batch": ({"data": "copy", "batch": 0}, "must be at least 1"),
 }
 

@@ -244,7 +244,7 @@ torch.set_num_threads(1)
 sys.path.insert(0, {tests!r})
 from test_lab_train import run_of
 from scantling.lab.train import train
-train(run_of(out={out!r}, steps=400, record_every=2, checkpoint_s=0.0),
+train(run_of(out={out!r}, steps=120, record_every=2, checkpoint_s=0.0),
       on_step=lambda record: print(record["step"], flush=True))
 """
 
@@ -259,10 +259,10 @@ def test_a_killed_process_leaves_a_folder_that_goes_on(tmp_path):
             pass
         time.sleep(random.random() / 20)
         os.kill(process.pid, signal.SIGKILL)
-    given = {"steps": 400, "record_every": 2, "checkpoint_s": 1e9}
+    given = {"steps": 120, "record_every": 2, "checkpoint_s": 1e9}
     killed = run_of(**given, out=tmp_path / "killed")
     begun = len(run_folder.saved(tmp_path / "killed")["progress"]["losses"])
-    assert 10 <= begun < 400
+    assert 10 <= begun < 120
     gone_on, straight = train(killed), train(run_of(**given))
     assert gone_on.losses == straight.losses
     assert equal(weights(gone_on), weights(straight))
@@ -379,6 +379,16 @@ def test_bf16_trains_to_about_the_same_loss():
     assert half.losses == pytest.approx(full.losses, rel=0.02)
 
 
+def test_the_loss_compiles_as_one_graph():
+    """Traced, without the compiler behind it, which takes half a minute."""
+    run = run_of()
+    model = Decoder(run.spec, seed=0)
+    tokens, targets = run.task.batch(0, 0)
+    model.warm(run.task.context)
+    traced = torch.compile(model.loss, dynamic=False, fullgraph=True, backend="eager")
+    assert traced(tokens, targets, None).item() == model.loss(tokens, targets).item()
+
+
 # ---------------------------------------------------------------- what goes wrong
 
 
@@ -413,6 +423,10 @@ WRONG = {
     "no such optimizer": ({"optimizer": "adam"}, "did you mean adamw"),
     "no such dtype": ({"dtype": "fp16"}, "dtype fp16 is not known"),
     "no such device": ({"device": "gpu0"}, "device gpu0 is not known"),
+    "a seed below 0": ({"seed": -1}, "seed -1 must not be below 0"),
+    "a decay below 0": ({"weight_decay": -0.1}, "weight_decay -0.1 must not be below 0"),
+    "a rate below 0": ({"rates": {"head": -1.0}}, "rates head -1.0 must not be below 0"),
+    "no such param": ({"param": "mupp"}, "did you mean mup"),
     "a long warmup": ({"warmup": 13}, "warmup 13 must be 0 to steps 12"),
     "a small vocabulary": ({"spec": small(vocab_size=31)}, "must be at least the 32 of mqar"),
     "another batch": ({"batch": 4}, "batch 4 is 6 in the task given"),

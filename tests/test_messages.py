@@ -236,3 +236,12 @@ def test_the_glossary_prints_json_with_both_languages():
 
     assert found["terms"][0]["zh"] == "KV 缓存"
     assert found["terms"][0]["name"] == "KV cache"
+
+
+def test_a_language_lasts_for_one_command():
+    def greeting(*options):
+        return CliRunner().invoke(group, ["glossary", *options], standalone_mode=False).stdout
+
+    before = greeting()
+    assert greeting("--lang", "zh") != before
+    assert greeting() == before

@@ -67,7 +67,9 @@ class Verbs(click.Group):
 
 def _choose(ctx: click.Context, param: click.Parameter, value: str | None) -> None:  # noqa: ARG001
     if value is not None:
+        before = language()
         use_language(value)
+        ctx.find_root().call_on_close(lambda: use_language(before))
 
 
 class Telling(click.HelpFormatter):

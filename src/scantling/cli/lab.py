@@ -99,14 +99,14 @@ def run(name: str, out: Path | None, **given: Any) -> int:
     """
     from scantling.lab.torch_needed import need_torch
 
-    study, folder = _study(name, given["preset"])
+    study, own = _study(name, given["preset"])
     study = _changed(study, given)
     need_torch()
     from scantling.lab.study.answer import answer, planned, result_json
     from scantling.lab.study.training import Training
 
     runner = Training(given["device"])
-    folder = out or FOLDER / folder
+    folder = out or FOLDER / own
     say = _say if not given["as_json"] else (lambda _: None)
     how = {k: given[k] for k in ("engine", "workers", "fresh")}
     if given["only_plan"]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
     from scantling.lab.train import Result, TrainingRun
     from scantling.spec import Spec
 
+SILENT_S = 2.0
+"""Seconds between lines of progress where no terminal shows a bar."""
 BARS = "▁▂▃▄▅▆▇█"
 TAKEN = ("tokens", "steps", "lr", "schedule", "warmup", "optimizer", "weight_decay", "seed",
          "param", "dtype", "compile", "micro_batch", "device", "out", "judge_every")  # fmt: skip
@@ -151,15 +155,17 @@ def _trained(run: TrainingRun, given: dict[str, Any], name: str, *, first: bool)
     told = [mirror(which, run.folder, asked) for which in given["mirrors"] if first and run.folder]
     bar = Progress(TextColumn("train"), BarColumn(), TextColumn("{task.description}"),
                    console=text.console(stderr=True), auto_refresh=False, transient=True,
-                   disable=not first)  # fmt: skip
+                   disable=not (first and sys.stderr.isatty()))  # fmt: skip
+    spoken = time.monotonic()
     with bar:
         work = bar.add_task("", total=run.n_steps)
 
         def on_step(record: dict[str, Any]) -> None:
+            nonlocal spoken
             if "steps" not in record:
                 for one in told:
                     one(record)
-            if "slice" in record:
+            if "slice" in record or (bar.disable and "loss" not in record):
                 return
             left = record["remaining_s"]
             words = [f"step {record['step']}"]
@@ -169,6 +175,11 @@ def _trained(run: TrainingRun, given: dict[str, Any], name: str, *, first: bool)
                           f"{count_text(record['tokens_per_s'])} tokens/s"]  # fmt: skip
             if left is not None:
                 words.append(f"{seconds_text(left)} left")
+            if bar.disable:  # a log: a line now and then
+                if time.monotonic() - spoken >= SILENT_S:
+                    spoken = time.monotonic()
+                    click.echo(f"train {', '.join(words)}", err=True)
+                return
             bar.update(work, completed=record["step"], description=", ".join(words))
             bar.refresh()
 

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from scantling.rules import Report, Rule, Setting
     from scantling.rules.project import Project
 
-SETTING = ("gpu", "gpus", "tp", "pp", "ep", "cp", "runtime", "quant", "dtype", "context", "batch",
-           "phase")  # fmt: skip
+SETTING = ("gpu", "gpus", "tp", "pp", "ep", "cp", "virtual", "dcp", "runtime", "quant", "dtype",
+           "context", "batch", "phase")  # fmt: skip
 
 
 def setting_options(function: F) -> F:
@@ -28,6 +28,8 @@ def setting_options(function: F) -> F:
         click.option("--quant", help="Scheme of the weights: fp8-block, awq-int4, q4_k_m, …"),
         click.option("--runtime", help="vllm, sglang, tensorrt-llm, llama.cpp, transformers, flex, "
                      "megatron, torchtitan, ulysses, deepep, cublas-10, …"),
+        click.option("--dcp", type=COUNT, help="Decode-context-parallel degree (vLLM)."),
+        click.option("--virtual", type=COUNT, help="Chunks of a pipeline stage (interleaving)."),
         click.option("--cp", type=COUNT, help="Context-parallel degree."),
         click.option("--ep", type=COUNT, help="Ranks that whole experts are spread over."),
         click.option("--pp", type=COUNT, help="Pipeline stages."),
@@ -132,7 +134,7 @@ def _one(
     one = subject(name, where)
     if several and one.path is not None:
         one.name = str(one.path)
-    chosen = _rules(name, given, project)
+    chosen = _rules(name if one.path is None else str(one.path), given, project)
     if given["fix_"]:
         return _fix(one, chosen, given, form, several=several)
     found = ask(one, rules=chosen)
@@ -178,9 +180,9 @@ def _fix(
 
 
 def _total(reports: list[Report]) -> None:
-    words = {"error": "errors", "warning": "warnings", "info": "notes"}
-    counts = ", ".join(f"{sum(r.count(level) for r in reports)} {word}"
-                       for level, word in words.items())  # fmt: skip
+    words = {"error": "error", "warning": "warning", "info": "note"}
+    sums = {word: sum(r.count(level) for r in reports) for level, word in words.items()}
+    counts = ", ".join(f"{n} {word}{'s' if n != 1 else ''}" for word, n in sums.items())
     click.echo(f"{len(reports)} models: {counts}")
 
 
@@ -200,17 +202,23 @@ def _explain(name: str, *, as_json: bool) -> int:
 
 @click.command()
 @click.argument("names", nargs=-1, metavar="[CODE…]")
+@click.option("--handbook", type=click.Path(file_okay=False, path_type=Path), metavar="DIR",
+              help="Write the handbook, a page a rule: DIR/index.html.")  # fmt: skip
 @as_json
-def rules(names: tuple[str, ...], as_json: bool) -> int:
+def rules(names: tuple[str, ...], handbook: Path | None, as_json: bool) -> int:
     """The rules; with a code, prefix or name the page of each.
 
-    Example: scantling rules SC101
+    Examples: scantling rules SC101
+
+    scantling rules --handbook handbook/
     """
     from scantling.report.lint import rule_json
     from scantling.report.lint_text import print_rule, print_rules
     from scantling.report.text import console
     from scantling.rules import load_rules, select
 
+    if handbook is not None:
+        return _handbook(handbook, names, as_json=as_json)
     chosen = list(select(names).values()) if names else list(load_rules().values())
     if as_json:
         show_json({"schema": 1, "rules": [rule_json(r) for r in chosen]})
@@ -219,4 +227,20 @@ def rules(names: tuple[str, ...], as_json: bool) -> int:
             print_rule(console(), rule)
     else:
         print_rules(console(), chosen)
+    return 0
+
+
+def _handbook(folder: Path, names: tuple[str, ...], *, as_json: bool) -> int:
+    from rich.console import Console
+
+    from scantling.report.handbook_html import write
+
+    if names:
+        raise FieldError("--handbook", str(folder), "is of all rules", "name no code")
+    with Console(stderr=True).status("handbook") as status:
+        files = write(folder, lambda step: status.update(f"handbook: {step}"))
+    if as_json:
+        show_json({"schema": 1, "files": [str(f) for f in files]})
+    else:
+        click.echo(f"wrote {files[0]} and {len(files) - 1} pages beside it")
     return 0

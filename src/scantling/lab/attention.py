@@ -57,7 +57,7 @@ def scores(
     q_BHTh: Tensor, k_BHSh: Tensor, *, scale: float, softcap: float | None, bias: Tensor | None
 ) -> Tensor:
     """The logits of attention, H × T × S, before any mask."""
-    logits_BHTS = q_BHTh @ k_BHSh.mT * scale
+    logits_BHTS = (q_BHTh * scale) @ k_BHSh.mT
     if softcap is not None:
         logits_BHTS = softcap * torch.tanh(logits_BHTS / softcap)
     return logits_BHTS if bias is None else logits_BHTS + bias
@@ -115,9 +115,9 @@ class Grouped(nn.Module):
         self.relative_NH: nn.Parameter | None = None
         if isinstance(a.position, RelativeBias) and (first or a.position.each_layer):
             self.relative_NH = nn.Parameter(torch.zeros(int(a.position.n_bucket), self.h))
-        self.shared = (a.span, a.position, self.k, self.width, self.value)
+        self.shared = repr((a.span, a.position, self.k, self.width, self.value))
         """What a layer and one that reads its keys have in common."""
-        self.joint = "k" in own and a.qk_norm is None
+        self.joint = "k" in own and a.qk_norm is None and isinstance(a.position, Rope)
         """Whether queries and keys are turned as one tensor."""
 
     def named(self) -> Named:
@@ -166,8 +166,10 @@ class Grouped(nn.Module):
         both = made.get("both")
         if both is not None:
             heads = both.view(*both.shape[:-1], self.h + self.k, self.width)
-            heads = heads if turns is None else turned(heads, turns)
-            return heads[..., : self.h, :], heads[..., self.h :, :]
+            assert turns is not None, "else there is nothing to do for both at once"
+            # a split, whose backward pass is one copy; two slices would fill two with zeros
+            both_heads = torch.split(turned(heads, turns), [self.h, self.k], -2)
+            return both_heads[0], both_heads[1]
         q = self.heads(made["q"], self.h, self.q_norm)
         k = self.heads(made["k"], self.k, self.k_norm) if "k" in made else None
         if turns is not None:
@@ -187,7 +189,7 @@ class Grouped(nn.Module):
         if isinstance(a.position, Alibi):
             distance = places.distance().abs()
             far = distance if distance.dim() == 2 else distance[:, None]
-            return places.once((a.position, self.h), lambda: -slopes(self.h).to(
+            return places.once(("alibi", self.h), lambda: -slopes(self.h).to(
                 far.device)[:, None, None] * far)  # fmt: skip
         if not isinstance(a.position, RelativeBias) or a.cross:
             return None

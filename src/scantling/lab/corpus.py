@@ -105,7 +105,8 @@ def corpus(name: str, **knobs: int) -> Corpus:
     if path.suffix.lower() not in READ:
         known = [*READ, "code", "grammar"]
         raise FieldError("data", name, "is no corpus and no file of a known kind",
-                         f"use {', '.join(known)}")  # fmt: skip
+                         f"use {', '.join(known)}, or a task "
+                         "such as recall")  # fmt: skip
     found = _file(path)
     if not found.strip():
         raise FieldError("data", name, "has no text")

@@ -175,7 +175,8 @@ def _asked(data: str) -> tuple[str, dict[str, int]]:
         knob, sign, value = text.partition("=")
         if not sign:
             raise FieldError("data", data, f"has a knob {text} without a value", "write knob=value")
-        knobs[knob.strip()] = parse_count(value, f"{name}:{knob.strip()}")
+        knob = knob.strip()
+        knobs[knob] = int(value) if value.isdecimal() else parse_count(value, f"{name}:{knob}")
     return name, knobs
 
 

@@ -60,7 +60,7 @@ class Ensemble:
     Example:
         >>> from scantling import catalog
         >>> from scantling.lab.shrink import shrink
-        >>> spec = shrink(catalog.model("gpt2"), 30_000, 8)
+        >>> spec = shrink(catalog.model("gpt2"), 100_000, 8)
         >>> ensemble = Ensemble([Decoder(spec, seed=s) for s in (0, 1)], rates=[1e-3, 1e-2])
         >>> tokens = torch.zeros(2, 1, 8, dtype=torch.long)
         >>> ensemble.step(tokens, tokens).shape
@@ -80,7 +80,7 @@ class Ensemble:
         self.clip, self.n = clip, len(models)
         self.base = deepcopy(first)
         self.base.fused = False  # the kernel of attention has no rule for vmap
-        self.weights, self.buffers = stack_module_state(list(models))  # type: ignore[arg-type]
+        self.weights, self.buffers = stack_module_state(list(models))
         given = [rates] * self.n if isinstance(rates, int | float) else list(rates)
         if len(given) != self.n:
             raise FieldError("rates", len(given), f"must be one, or one for each of {self.n}")
@@ -111,6 +111,8 @@ class Ensemble:
 
     def losses(self, tokens_EBT: Tensor, targets_EBT: Tensor) -> Tensor:
         """The loss of each member on its own tokens."""
+        if self.compiled and not self.base.places:
+            self.base.warm(tokens_EBT.shape[-1])
         return self.losses_of(self.weights, self.buffers, tokens_EBT, targets_EBT)
 
     def step(self, tokens_EBT: Tensor, targets_EBT: Tensor, factor: float = 1.0) -> Tensor:

@@ -37,20 +37,23 @@ class Places:
     def once(self, key: Hashable, make: Callable[[], Tensor]) -> Tensor:
         """A table made the first time it is asked for; outside of any inference mode."""
         if key not in self.made:
+            if torch.compiler.is_compiling():  # what is traced cannot be kept: see Decoder.warm
+                return make()
             with torch.inference_mode(mode=False), torch.no_grad():
                 self.made[key] = make()
         return self.made[key]
 
     def turns(self, rope: Rope, head: int) -> Tensor:
-        """How far each pair turns at each position, as complex numbers (…, T, 1, pairs)."""
+        """How far each pair turns at each position: cosine and sine, (…, T, 1, pairs, 2)."""
 
         def make() -> Tensor:
             found = frequencies(rope, head, self.max_context, self.length)
             inverse = torch.tensor(found.inverse, dtype=torch.float32, device=self.at.device)
             angle = self.at.to(torch.float32)[..., None, None] * inverse
-            return torch.polar(torch.full_like(angle, found.attention_factor), angle)
+            return torch.stack((angle.cos(), angle.sin()), -1) * found.attention_factor
 
-        return self.once((rope, head), make)
+        # keys of plain values: a compiler cannot trace how a struct is hashed
+        return self.once((rope.theta, rope.fraction, rope.scaling, head), make)
 
     def seen(self, span: Span, *, causal: bool) -> Tensor | None:
         """Which keys each query sees; None where that is all, or all before it."""
@@ -59,7 +62,8 @@ class Places:
         )  # fmt: skip
         if isinstance(span, Full) or (causal and reach >= self.length):
             return None
-        return self.once((span, causal), lambda: visible(span, self.at, causal=causal))
+        key = (isinstance(span, Window), reach, causal)
+        return self.once(key, lambda: visible(span, self.at, causal=causal))
 
     def distance(self) -> Tensor:
         """How far each key is behind each query."""
@@ -72,7 +76,8 @@ class Places:
     def buckets(self, bias: RelativeBias, *, causal: bool) -> Tensor:
         """T5's bucket of each distance."""
         return self.once(
-            (bias, causal), lambda: buckets(-self.distance(), int(bias.n_bucket), causal=causal)
+            ("buckets", bias.n_bucket, causal),
+            lambda: buckets(-self.distance(), int(bias.n_bucket), causal=causal),
         )
 
 
@@ -122,7 +127,7 @@ def visible(span: Span, at: Tensor, *, causal: bool) -> Tensor:
     return seen if at.dim() == 1 else seen[:, None]
 
 
-def turned(x_BTnh: Tensor, turns_T1p: Tensor) -> Tensor:
+def turned(x_BTnh: Tensor, turns_T1p2: Tensor) -> Tensor:
     """Rotate the first pairs of each head by position.
 
     Example:
@@ -132,7 +137,7 @@ def turned(x_BTnh: Tensor, turns_T1p: Tensor) -> Tensor:
         >>> bool((y[:, 0] == 1).all()), bool(torch.isclose(y.norm(), x.norm()))
         (True, True)
     """
-    width = 2 * turns_T1p.shape[-1]
+    width = 2 * turns_T1p2.shape[-2]
     whole = width == x_BTnh.shape[-1]
     x = x_BTnh if whole else x_BTnh[..., :width]
     x = x.float()
@@ -140,11 +145,12 @@ def turned(x_BTnh: Tensor, turns_T1p: Tensor) -> Tensor:
         x = x.contiguous()
     pairs = x.view(*x.shape[:-1], -1, 2)
     if torch.compiler.is_compiling():  # inductor makes no code for complex numbers
-        cos, sin = turns_T1p.real, turns_T1p.imag
+        cos, sin = turns_T1p2.unbind(-1)
         a, b = pairs.unbind(-1)
         turned_pairs = torch.stack((a * cos - b * sin, b * cos + a * sin), -1)
     else:
-        turned_pairs = torch.view_as_real(torch.view_as_complex(pairs) * turns_T1p)
+        turns = torch.view_as_complex(turns_T1p2)
+        turned_pairs = torch.view_as_real(torch.view_as_complex(pairs) * turns)
     out = turned_pairs.flatten(-2).to(x_BTnh.dtype)
     return out if whole else torch.cat((out, x_BTnh[..., width:]), -1)
 

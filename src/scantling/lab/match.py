@@ -152,8 +152,8 @@ def _nearest(base: Spec, depth: int, name: str, target: float, count: Count) -> 
         if NARROWEST <= d_ff / d_model <= WIDEST:
             found.append((max(abs(off), CLOSE), ratio, off, spec))
     if not found:
-        raise FieldError(name, f"{target:g}", f"is met by no shape of {depth} layers with F/D from "
-                         f"{NARROWEST:g} to {WIDEST:g}", "give more, fewer layers, or smaller heads")  # fmt: skip
+        rule = f"is met by no shape of {depth} layers with F/D from {NARROWEST:g} to {WIDEST:g}"
+        raise FieldError(name, f"{target:g}", rule, "give more, fewer layers, or smaller heads")
     _, _, off, spec = min(found, key=lambda one: one[:2])
     d_ff = int(_dimension(spec, "d_ff"))
     label = f"{depth}x{int(spec.d_model)}-f{d_ff}"

@@ -318,10 +318,18 @@ class Decoder(nn.Module):
         key = (length, device)
         if key not in self.places:
             context = None if self.spec.max_context is None else int(self.spec.max_context)
+            if torch.compiler.is_compiling():
+                return Places(torch.arange(length, device=device), length, context)
             with torch.inference_mode(mode=False):
                 at = torch.arange(length, device=device)
             self.places[key] = Places(at, length, context)
         return self.places[key]
+
+    def warm(self, length: int) -> None:
+        """Make the tables of a length before a compiler traces what reads them."""
+        tokens = torch.zeros(1, length, dtype=torch.long, device=self.table.weight.device)
+        with torch.no_grad():
+            self(tokens, source=None if self.encoder is None else tokens)
 
     def encoded(self, source_BS: Tensor, watch: Watch | None = None) -> Tensor:
         """What the encoder makes of its tokens, B × S × D."""

@@ -99,8 +99,9 @@ class Muon(Optimizer):
     """Momentum, made orthogonal: each matrix moves by steps whose singular values are equal.
 
     For matrices inside layers; stacked experts are so many matrices.
-    The update is scaled by 0.2 √max(rows, columns), so that its size is AdamW's and one learning
-    rate serves both (Liu et al. 2025, arXiv 2502.16982).
+    The update is scaled by 0.2 √max(rows, columns), so that its size is AdamW's (Liu et al. 2025,
+    arXiv 2502.16982). Its best learning rate is still its own: 0.03 where AdamW's was 0.01, with
+    2 layers of width 64.
 
     Args:
         params: Parameters or groups of them.

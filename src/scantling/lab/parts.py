@@ -122,17 +122,16 @@ class Normed(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The same shape; each vector of unit size."""
-        if self.one:
-            if self.kind == "layer":
-                return functional.layer_norm(x, self.width, self.scale, self.bias, self.epsilon)
-            if self.bias is None:
-                scale = None if self.scale is None else self.scale.to(x.dtype)  # under autocast
-                return functional.rms_norm(x, self.width, scale, self.epsilon)
+        if self.one and self.kind == "layer":
+            return functional.layer_norm(x, self.width, self.scale, self.bias, self.epsilon)
         shape = x.shape
         x = x if self.groups == 1 else x.view(*shape[:-1], self.groups, -1)
         if self.kind == "layer":
             x = functional.layer_norm(x, self.width, None, None, self.epsilon)
-        else:
+        elif x.dtype == torch.float32:  # 1.4 times as fast as the kernel, on a CPU
+            square = torch.linalg.vecdot(x, x) / self.width[0]
+            x = x * torch.rsqrt(square + self.epsilon)[..., None]
+        else:  # which sums in 32 bits
             x = functional.rms_norm(x, self.width, None, self.epsilon)
         x = x.view(shape)
         if self.scale is not None:

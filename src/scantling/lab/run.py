@@ -158,14 +158,32 @@ class TrainingRun:
             FieldError: If one is not.
         """
         check(self.spec)
+        self._check_numbers()
+        self._check_names()
+        if not 0 <= self.warmup_steps <= self.n_steps:
+            raise FieldError("warmup", self.warmup, f"must be 0 to steps {self.n_steps}")
+        if int(self.spec.vocab_size) < self.task.vocab_size:
+            raise FieldError("vocab_size", self.spec.vocab_size, f"must be at least the "
+                             f"{self.task.vocab_size} of {self.task.name}")  # fmt: skip
+        return self
+
+    def _check_numbers(self) -> None:
         for name in ("steps", "tokens", "micro_batch", "record_every", "judge_every"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise FieldError(name, value, "must be at least 1")
         if not (self.peak_lr > 0 and math.isfinite(self.peak_lr)):
             raise FieldError("lr", self.peak_lr, "must be above 0 and finite")
+        for name in ("seed", "weight_decay", "least"):
+            if getattr(self, name) < 0:
+                raise FieldError(name, getattr(self, name), "must not be below 0")
+        for prefix, rate in self.rates.items():
+            if not (rate >= 0 and math.isfinite(rate)):
+                raise FieldError(f"rates {prefix}", rate, "must not be below 0")
         if self.clip is not None and not self.clip > 0:
             raise FieldError("clip", self.clip, "must be above 0")
+
+    def _check_names(self) -> None:
         if self.schedule not in SCHEDULES:
             raise UnknownNameError("schedule", self.schedule, SCHEDULES)
         if self.dtype not in DTYPES:
@@ -174,12 +192,6 @@ class TrainingRun:
             raise UnknownNameError("param", self.param, PARAMS)
         if self.optimizer == "muon" and self.param != "sp":
             raise FieldError("optimizer", "muon", f"has no rates for {self.param}", "use sp")
-        if not 0 <= self.warmup_steps <= self.n_steps:
-            raise FieldError("warmup", self.warmup, f"must be 0 to steps {self.n_steps}")
-        if int(self.spec.vocab_size) < self.task.vocab_size:
-            raise FieldError("vocab_size", self.spec.vocab_size, f"must be at least the "
-                             f"{self.task.vocab_size} of {self.task.name}")  # fmt: skip
-        return self
 
 
 @dataclass(frozen=True, kw_only=True)

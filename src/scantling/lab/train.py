@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from scantling.calibrate.timing import clock
 from scantling.costs.train import Estimate
+from scantling.errors import FieldError
 from scantling.lab import run_folder
 from scantling.lab.distributed import World, spread, world
 from scantling.lab.expected import check_memory, chip_of, step_seconds
@@ -57,6 +58,8 @@ def train(run: TrainingRun, on_step: Callable[[Record], None] | None = None) -> 
     """
     among = world(run.device)
     run = run.checked()
+    if run.task.batch_size < among.size:
+        raise FieldError("batch", run.task.batch_size, f"is fewer than {among.size} processes")
     dtype = dtype_of(run, among.device)
     check_memory(run.spec, run.micro_batch or run.task.batch_size, run.task.context, dtype,
                  among.device)  # fmt: skip
@@ -76,6 +79,10 @@ class _Training:
         if dtype == "bf16":
             self.cast = lambda: torch.autocast(among.device.type, torch.bfloat16)
         self.model = Decoder(run.spec, param=run.param, seed=run.seed).to(among.device)
+        if run.compile:
+            tokens, _, source = read(self.model, *run.task.batch(0, run.seed))
+            for one in (tokens, tokens if source is None else source):
+                self.model.warm(one.shape[-1])
         names = {p: name for name, p in self.model.named_parameters()}
         groups = self.model.groups(run.peak_lr, run.weight_decay)
         grouped = [[names[p] for p in group["params"]] for group in groups]
@@ -223,6 +230,8 @@ class _Training:
         for first in range(rank * rows // size, last, each):
             some = slice(first, min(first + each, last))
             share = int((targets_BT[some] != IGNORED).sum()) / targets_in_all * size
+            if share == 0 and size == 1:
+                continue  # a mean over no target is no number
             yield (tokens_BT[some], targets_BT[some], None if source is None else source[some],
                    share)  # fmt: skip
 

@@ -145,11 +145,11 @@ def _points(front: Front) -> list[tuple[str, str, list[dict[str, Any]]]]:
 
 
 def _point(c: Candidate, reference: Candidate) -> dict[str, Any]:
-    loss = difference(c, reference)
-    row = {"days": round(c.days, 4), "loss": round(loss.value, 5),
+    loss = difference(c, reference).value if c.priced and reference.priced else 0.0
+    row = {"days": round(c.days, 4), "loss": round(loss, 5),
            "ms": round(float(c.decode.value_s) * 1e3, 4),
            "kv": round(c.kv_bytes_per_token / 1024, 3)}  # fmt: skip
-    text = (f"{escape(c.name)}<br>Δ loss {loss.value:+.4f}, {c.days:.3g} days<br>"
+    text = (f"{escape(c.name)}<br>Δ loss {loss:+.4f}, {c.days:.3g} days<br>"
             f"{row['ms']:.2f} ms, {bytes_text(c.kv_bytes_per_token)} a token")  # fmt: skip
     return {**row, "text": text}
 

@@ -12,7 +12,7 @@ from scantling import catalog
 from scantling.costs.axes import design_axes
 from scantling.costs.count import parameters
 from scantling.errors import FieldError
-from scantling.rules import Rule, Setting, lint
+from scantling.rules import Finding, Rule, Setting, lint
 from scantling.spec import GroupedAttention, LatentAttention, Spec
 from scantling.spec.modules import CompressedAttention
 from scantling.spec.vary import attention, dimensions, nodes
@@ -284,9 +284,23 @@ class Followed(Struct, frozen=True, kw_only=True):
     broken: tuple[str, ...]
 
 
-def followed(
+def spoken(
     rules: Mapping[str, Rule], found: Sequence[Traits], setting: Setting | None = None
-) -> list[Followed]:
+) -> dict[str, dict[str, Finding]]:
+    """What each rule says of the models it speaks of: the gravest finding by model, by code."""
+    known = catalog.named()
+    told: dict[str, dict[str, Finding]] = {code: {} for code in rules}
+    for one in found:
+        report = lint(known[one.name].config, setting, rules=dict(rules), name=one.name)
+        for finding in report.findings:
+            told[finding.code].setdefault(one.name, finding)
+    return told
+
+
+def followed(
+    rules: Mapping[str, Rule], found: Sequence[Traits], setting: Setting | None = None,
+    told: Mapping[str, Mapping[str, Finding]] | None = None,
+) -> list[Followed]:  # fmt: skip
     """The share of models that follow each rule, by year of release.
 
     A rule is broken where it has a finding, whatever its level. Rules that need a chip, a runtime
@@ -296,22 +310,18 @@ def followed(
         rules: Of ``rules.load_rules`` or ``rules.select``.
         found: The models.
         setting: Where they are to run.
+        told: What ``spoken`` found, where it was asked already.
     """
-    known = catalog.named()
-    broken: dict[str, list[str]] = {code: [] for code in rules}
+    told = spoken(rules, found, setting) if told is None else told
     years = {one.name: one.year for one in found}
-    for one in found:
-        report = lint(known[one.name].config, setting, rules=dict(rules), name=one.name)
-        for code in {finding.code for finding in report.findings}:
-            broken[code].append(one.name)
     counts = {year: list(years.values()).count(year) for year in sorted(set(years.values()))}
     rows = []
     for code, rule in rules.items():
-        of = [years[name] for name in broken[code]]
+        of = [years[name] for name in told[code]]
         rows.append(Followed(
             code=code, slug=rule.slug, title=rule.title,
             share=1 - len(of) / len(years) if years else 1.0,
             by_year={year: 1 - of.count(year) / n for year, n in counts.items()},
-            broken=tuple(broken[code]),
+            broken=tuple(told[code]),
         ))  # fmt: skip
     return rows

@@ -1,4 +1,4 @@
-"""Splits over chips: told only where one was asked for (SC201 to SC215)."""
+"""Splits over chips: told only where one was asked for (SC201 to SC216)."""
 
 from __future__ import annotations
 
@@ -360,3 +360,81 @@ def sequence_parallel(s: Subject) -> Iterator[Found]:
                     f"split over TP {own.tp} by sequence: norms and residuals stay whole on every "
                     "rank", Fix(text="--context "
                                 f"{near_multiple(own.context, own.cp * own.tp)}"))  # fmt: skip
+
+
+@rule("SC215", "interleaved-stages", MEGATRON, "narayanan2021")
+def interleaved_stages(s: Subject) -> Iterator[Found]:
+    """Interleaved stages take full groups of micro-batches, p or more, and L mod (p v) = 0.
+
+    Micro-batches go through the chunks of a stage in groups of N, p unless said otherwise. Megatron
+    refuses N outside p … m, and a remainder m mod N between 0 and p
+    (``pipeline_parallel/schedules.py``); N = m always works from p on, at the activations of all m.
+    Every chunk has L/(p v) layers, or the same with embedding or loss counted as a layer.
+
+    Exceptions: none; plain 1F1B (``--virtual 1``) takes any number.
+    """
+    p, v, m = s.setting.pp, s.setting.virtual, s.setting.batch
+    if v == 1:
+        return
+    if p == 1:
+        yield Found("error", "virtual", f"{v} chunks a stage need more than one pipeline stage",
+                    Fix(text="--virtual 1, or --pp 2 or more"))  # fmt: skip
+        return
+    layers = int(s.legal.n_layer)
+    if all((layers + extra) % (p * v) for extra in (0, 1, 2)):
+        good = [n for n in range(1, layers // p + 1) if layers % (p * n) == 0]
+        most = f"--virtual {', '.join(map(str, good))}" if good else "layers that are"
+        near = near_multiple(layers, p * v)
+        yield Found("error", s.key("n_layer"), f"{layers} layers are no multiple of {p} stages × "
+                    f"{v} chunks", Fix(text=f"{s.key('n_layer')} {near}, or {most}"))  # fmt: skip
+    if m is None or m % p == 0:
+        return
+    near = near_multiple(m, p)
+    if m < p:
+        yield Found("error", "batch", f"{m} micro-batches are fewer than the {p} stages they are "
+                    "interleaved over", Fix(text=f"--batch {p} or more"))  # fmt: skip
+    else:
+        yield Found("error", "batch", f"{m} micro-batches leave {m % p} over groups of {p}: the "
+                    "interleaved schedule takes no remainder below a group",
+                    Fix(text=f"--batch {near}, or groups of {m} micro-batches"))  # fmt: skip
+
+
+@rule("SC216", "decode-context-parallel", VLLM)
+def decode_context_parallel(s: Subject) -> Iterator[Found]:
+    """Ranks share the cache of a sequence only where they would hold copies of it.
+
+    With t ranks and K KV heads each head is held t/K times; decode context parallelism lets these
+    copies hold different tokens instead. So vLLM asks t mod dcp = 0 and, of grouped attention,
+    t > K, dcp ≤ ⌊t/K⌋ and (H/K) mod dcp = 0 (``config/model.py``, ``config/parallel.py``). A latent
+    is one head: dcp up to t.
+
+    Exceptions: engines that cut the cache otherwise (Helix, ring attention).
+    """
+    tp, dcp = s.setting.tp, s.setting.dcp
+    if dcp == 1:
+        return
+    if s.latents and not s.attentions:
+        good = [n for n in range(1, tp + 1) if tp % n == 0]
+        if dcp not in good:
+            yield Found("error", "dcp", f"DCP {dcp} does not divide TP {tp}", _dcp_fix(good))
+        return
+    for path, a in s.attentions:
+        heads, kv = int(a.n_head), int(a.n_kv_head)
+        good = [n for n in range(1, max(1, tp // kv) + 1)
+                if tp % n == 0 and heads // kv % n == 0]  # fmt: skip
+        if dcp in good:
+            continue
+        if tp <= kv:
+            why = f"TP {tp} copies none of {kv} KV heads: nothing is there to share"
+        elif dcp > tp // kv:
+            why = f"TP {tp} holds each of {kv} KV heads {tp // kv} times, DCP {dcp} asks for more"
+        elif tp % dcp:
+            why = f"DCP {dcp} does not divide TP {tp}"
+        else:
+            why = f"DCP {dcp} does not divide the {heads // kv} query heads to a KV head"
+        yield Found("error", "dcp", f"{path}: {why}", _dcp_fix(good))
+        return
+
+
+def _dcp_fix(good: list[int]) -> Fix:
+    return Fix(text=f"--dcp {', '.join(map(str, good))}")

@@ -28,6 +28,8 @@ class Setting(Struct, frozen=True, kw_only=True):
         pp: Pipeline stages.
         ep: Expert-parallel degree.
         cp: Context-parallel degree.
+        virtual: Chunks of layers a pipeline stage holds; above 1 stages are interleaved.
+        dcp: Ranks of a tensor group that share the cache of a sequence when decoding.
         runtime: A key of ``runtimes``.
         quant: A quantisation scheme of the weights.
         dtype: What products are computed in: ``bf16``, ``fp8``, ``mxfp8``, ``nvfp4``, …
@@ -42,6 +44,8 @@ class Setting(Struct, frozen=True, kw_only=True):
     pp: int = 1
     ep: int = 1
     cp: int = 1
+    virtual: int = 1
+    dcp: int = 1
     runtime: str | None = None
     quant: str | None = None
     dtype: str | None = None
@@ -129,7 +133,7 @@ def setting(**given: Any) -> Setting:
         'vllm'
     """
     asked = {k: v for k, v in given.items() if v is not None}
-    for field in ("gpus", "tp", "pp", "ep", "cp", "context", "batch"):
+    for field in ("gpus", "tp", "pp", "ep", "cp", "virtual", "dcp", "context", "batch"):
         if field in asked and (isinstance(asked[field], bool) or not isinstance(asked[field], int)
                                or asked[field] < 1):  # fmt: skip
             raise FieldError(field, asked[field], "must be a whole number of at least 1")

@@ -1,9 +1,11 @@
-"""Depth, width and feed-forward: priors with their spread, never errors (SC601 to SC608)."""
+"""Depth, width and feed-forward: priors with their spread, never errors (SC601 to SC609)."""
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator
+from typing import Any
 
 from scantling.costs.depth import published_depths
 from scantling.laws import bounds
@@ -12,6 +14,7 @@ from scantling.rules.price import loss_at_aspect, prior_loss
 from scantling.rules.registry import Fix, Found, Level, rule
 from scantling.rules.setting import facts
 from scantling.rules.subject import Subject
+from scantling.sources import read_data
 from scantling.spec import Dense
 
 
@@ -200,3 +203,34 @@ def ffn_narrow(s: Subject) -> Iterator[Found]:
                         f"narrower than the model ({width})", Fix(text=f"{s.key('d_ff')} "
                         f"{round(8 * width / 3 / 128) * 128 or 128}"))  # fmt: skip
             return
+
+
+@rule("SC609", "size-seed", "founding-documents", "gemstones2025")
+def size_seed(s: Subject) -> Iterator[Found]:
+    """Depth lies within a factor of two of 22.4 P^0.2, P the parameters of the body in billions.
+
+    A seed for a search, no law: with D = 1929 P^0.4 it makes 12 L D² the size, since
+    12 · 22.4 · 1929² = 1.0e9 and P^0.2 · (P^0.4)² = P. With 0.7 and 0.9, as printed, it is no size
+    (claim A130). The exponents come without a fit; those fitted to the Gemstones, 0.15 to
+    0.31 of compute, lie around them. Read of dense decoders of 0.1 B to 1 T.
+
+    Exceptions: deep and thin models on purpose (MobileLLM); experts and recurrent layers, whose
+    size is not 12 L D².
+    """
+    f, seed = s.features, _seed()
+    body, layers = float(f.body), int(s.legal.n_layer)
+    low, high = seed["body"]
+    if s.experts or s.legal.encoder is not None or not s.attentions or not low <= body <= high:
+        return
+    depth = seed["constants"]["a"] * (body / 1e9) ** seed["constants"]["b"]
+    if not depth / 2 <= layers <= 2 * depth:
+        yield Found("info", s.key("n_layer"), f"{layers} layers for a body of {body / 1e9:.3g} B: "
+                    f"the power law seeds a search at {depth:.0f} ({depth / 2:.0f} to "
+                    f"{2 * depth:.0f})",
+                    Fix(text=f"{s.key('n_layer')} about {depth:.0f}"))  # fmt: skip
+
+
+@functools.cache
+def _seed() -> dict[str, Any]:
+    found: dict[str, Any] = read_data("shape_priors.toml")["depth-power"]
+    return found

@@ -24,19 +24,20 @@ def pipeline_bubble(s: Subject) -> Iterator[Found]:
     One of m micro-batches passes p stages in p − 1 steps before the last stage works. As a share of
     the total it is (p − 1)/(v m + p − 1) with v chunks a stage; Narayanan et al. print
     (p − 1)/(v m) of the ideal time. It does not grow with L. m is ``--batch``;
-    interleaving also needs m mod p = 0 or a remainder of at least p (Megatron's schedule).
+    v is ``--virtual``, and what interleaving asks of m is SC215.
 
     Exceptions: zero-bubble schedules; serving.
     """
-    p, m = s.setting.pp, s.setting.batch
+    p, m, v = s.setting.pp, s.setting.batch, s.setting.virtual
     if p == 1 or m is None or not s.setting.in_phase("train"):
         return
-    bubble = (p - 1) / (m + p - 1)
+    bubble = (p - 1) / (v * m + p - 1)
     if bubble > 0.1:
-        least = 9 * (p - 1)
-        yield Found("warning", "batch", f"{m} micro-batches over {p} stages: {bubble:.0%} of a "
-                    "step "
-                    "is bubble", Fix(text=f"{least} micro-batches or more, or interleaved stages"),
+        least = -(-9 * (p - 1) // v)
+        chunks = f" of {v} chunks" if v > 1 else ""
+        yield Found("warning", "batch", f"{m} micro-batches over {p} stages{chunks}: {bubble:.0%} "
+                    "of a step is bubble",
+                    Fix(text=f"{least} micro-batches or more, or interleaved stages"),
                     exact(bubble, "of a step"))  # fmt: skip
 
 

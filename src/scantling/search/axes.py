@@ -52,6 +52,8 @@ OPENED_BY = {
 
 BESIDE_ENCODER = {
     "kv_group": (1, 1, "T5's attention keeps a KV head for every query head"),
+    "d_head": (64, 64, "heads of 64, as T5 has at every size"),
+    "attention_width_ratio": (1, 1, "heads as wide as the stream together, as T5 v1.1"),
     "aspect": (42, 86, "width over the mean depth of both: the middle half of T5, UL2 and BART"),
 }  # fmt: skip
 """Bounds of encoder-decoders: attention of T5, and released shapes (t5-configs)."""
@@ -83,12 +85,12 @@ def limit(b: Budget, name: str) -> Axis:
     if name in b.bounded:
         low, high = b.bounded[name].low, b.bounded[name].high
         return Axis(name, low, high, said(b, name, "--bound"), opened=True)
-    if b.kind != "decoder" and name in BESIDE_ENCODER:
-        return Axis(name, *BESIDE_ENCODER[name])
     field = OPENED_BY[name]
     if is_given(b, field) or (field in b.bounded and field in {"n_kv_head", "n_layer"}):
         how = said(b, field, "--fix or --bound")
         return Axis(name, None, None, f"opened by {how}", opened=True)
+    if b.kind != "decoder" and name in BESIDE_ENCODER:
+        return Axis(name, *BESIDE_ENCODER[name])
     if name == "active_share":
         share = passed(b) / b.params
         why = f"what a token passes is {share:.3g} of all; experts are 0.3 to 1 of it: known models"
@@ -301,7 +303,7 @@ def grouped_rows(b: Budget, width: int) -> NDArray[np.int64]:
 
     group = limit(b, "kv_group")
     found = [np.empty((0, 4), dtype=np.int64)]
-    for h in values(b, "d_head", HEAD_WIDTHS):
+    for h in values(b, "d_head", HEAD_WIDTHS if b.kind == "decoder" else (64,)):
         heads = heads_of(b, width, h)
         largest = int(group.high or heads.max(initial=1))
         for g in range(max(1, math.ceil(group.low or 1)), largest + 1):

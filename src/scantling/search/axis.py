@@ -15,6 +15,7 @@ from scantling.search import Front, design
 from scantling.search.budget import Budget
 from scantling.search.candidate import UNPRICED, Candidate, difference
 from scantling.search.explain import FIELDS
+from scantling.search.kinds import axes_of
 from scantling.search.space import HEAD_WIDTHS, depth_step, split
 from scantling.spec import has, read
 
@@ -71,11 +72,12 @@ def along(
     c = front.chosen
     known = [f for f in FIELDS if f == "tied" or has(c.spec, f)]
     if field not in known:
-        near = nearest(field, known, 1)
-        hint = f"did you mean {near[0]}?" if near else f"use {', '.join(known)}"
+        alike = nearest(field, known, 1)
+        hint = f"did you mean {alike[0]}?" if alike else f"use {', '.join(known)}"
         raise FieldError("--explain", field, "is no field of the choice", hint)
     given: Any = c.spec.tied if field == "tied" else int(read(c.spec, field))
-    values = sorted({given, *_values(front.budget, field, given)})
+    near = _values(front.budget, field, given) if _searched(front.budget, field) else ()
+    values = sorted({given, *near})
     rows = []
     for n, value in enumerate(values):
         rows.append(_row(front, field, value, given))
@@ -98,10 +100,18 @@ def _row(front: Front, field: str, value: Any, given: Any) -> AxisRow:
     names = ("loss", "training_days", "kv_bytes_per_token", "decode_s")
     least = dict(zip(names, found.swept.objectives.min(axis=0).tolist(), strict=False))
     # nats of two vocabularies cannot be compared, and no law here sees experts or ranks
-    loss = None if field in UNPRICED else difference(best, c)
-    if field in UNPRICED:
+    unpriced = field in UNPRICED or not c.priced
+    loss = None if unpriced else difference(best, c)
+    if unpriced:
         del least["loss"]
     return AxisRow(value, value == given, best, loss, least, found.swept.feasible)
+
+
+def _searched(b: Budget, field: str) -> bool:
+    """Whether a field is an axis of its own: others follow from a rule, a ratio or a schedule."""
+    if field in {"tied", "window"}:
+        return True
+    return field in axes_of(b) and not (field == "d_ff" and b.schedule is not None)
 
 
 def _fixed(b: Budget, field: str, value: Any) -> Budget:
@@ -110,7 +120,7 @@ def _fixed(b: Budget, field: str, value: Any) -> Budget:
         name: {k: v for k, v in getattr(b, name).items() if k != field}
         for name in ("fixed", "bounded", "listed")
     }
-    if field in {"tied", "vocab_size"}:
+    if field in {"tied", "vocab_size", "window"}:
         return replace(b, **{**free, field: value})
     return replace(b, **{**free, "fixed": {**free["fixed"], field: value}})
 

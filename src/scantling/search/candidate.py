@@ -313,9 +313,13 @@ def shape_findings(dims: dict[str, int], features: Features) -> list[dict[str, s
             add("ON-BOUND", "note", field,
                 f"{where} lies on the bound of its axis ({limits(limit.low, limit.high)}): "
                 f"{limit.reason}")  # fmt: skip
-    for one in unseen(features).values():
-        add("UNSEEN", "note", one.field, one.text)
-    return found
+    return found + unseen_findings(features)
+
+
+def unseen_findings(features: Features) -> list[dict[str, str]]:
+    """What the loss of a shape does not see."""
+    return [{"code": "UNSEEN", "level": "note", "field": one.field, "message": one.text}
+            for one in unseen(features).values()]  # fmt: skip
 
 
 def axis_value(dims: dict[str, int], features: Features, axis: str) -> float | None:
@@ -330,9 +334,10 @@ def axis_value(dims: dict[str, int], features: Features, axis: str) -> float | N
 def binding(axis: str, value: float, low: float | None, high: float | None) -> bool:
     """Whether a value lies on the bound of an axis, within 2 % of it.
 
-    A group of one is no bound: it is the end of its axis, a KV head for every query head.
+    A group of one is no bound: it is the end of its axis, a KV head for every query head. Nor is
+    the one value of an axis that is set by rule.
     """
-    if axis == "kv_group" and value == 1:
+    if (axis == "kv_group" and value == 1) or (low is not None and low == high):
         return False
     return any(edge is not None and abs(value / edge - 1) < 0.02 for edge in (low, high))
 

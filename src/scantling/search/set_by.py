@@ -8,6 +8,7 @@ from typing import Any
 from scantling.laws import bounds, head_width_excess, law
 from scantling.search.axes import DEEP_ENCODER, OWN_HEAD, STATES
 from scantling.search.candidate import Candidate, axis_value, binding, ffn_widths, power_of_two
+from scantling.search.forms import width_multiple
 from scantling.search.space import TIE_ABOVE, limit, limits, split, unpriced
 from scantling.spec import divisors
 from scantling.units import bytes_text, count_text
@@ -79,7 +80,8 @@ def _ffn_width(c: Candidate, _: int) -> tuple[str, str]:
         widths = ", ".join(f"{n:,}" for n in ffn_widths(c.spec))
         size = f"solved so that the total is {count_text(_total(c))}"
         return f"the mean of {widths}, by --schedule; {size}", "you"
-    text = f"solved so that the total is {count_text(_total(c))}, in steps of {b.multiple * b.tp}"
+    step = width_multiple(b, "d_ff")
+    text = f"solved so that the total is {count_text(_total(c))}, in steps of {step}"
     if ratio is not None:
         text += f"; MLP/attention {float(ratio):.2f}{_at_bound('mlp_attention_ratio', ratio)}"
     return text, "bian2025"
@@ -116,9 +118,8 @@ def _top_k(c: Candidate, value: int) -> tuple[str, str]:
 def _expert_width(c: Candidate, value: int) -> tuple[str, str]:
     b, d = c.budget, c.dims()
     size = f"the total is {count_text(_total(c))}"
-    text = (
-        f"solved so that {size}, in steps of {b.multiple * b.tp}; {value / d['d_model']:.3g} of D"
-    )
+    step = width_multiple(b, "d_expert")
+    text = f"solved so that {size}, in steps of {step}; {value / d['d_model']:.3g} of D"
     return text + _on_axis(c, "expert_width_ratio"), "krajewski2024"
 
 

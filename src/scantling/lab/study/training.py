@@ -91,9 +91,9 @@ class Training:
 
     def _step(self, trial: Trial) -> int:
         one = _task(trial.data, trial.batch, trial.context, trial.tokenizer)
-        return one.batch_size * one.context
+        return int(one.batch_size * one.context)
 
-    def _train(self, trial: Trial, **length: int) -> Any:
+    def _train(self, trial: Trial, **length: Any) -> Any:
         from scantling.lab.train import TrainingRun, train
 
         return train(TrainingRun(
