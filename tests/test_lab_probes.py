@@ -756,3 +756,12 @@ def test_a_wrong_option_is_one_line(kept_run, words, line):
 
 def test_a_folder_that_is_no_run_is_one_line(tmp_path):
     assert "is no run: it has neither run.json nor config.json" in str(ask(tmp_path).exception)
+
+
+def test_a_model_that_diverged_is_one_line():
+    model = model_of(SPECS["llama"])
+    with torch.no_grad():
+        model.layers[1].blocks[0].sides[0].module.qkv.weight.fill_(math.nan)
+
+    with pytest.raises(FieldError, match="layer 1 has attention logits that are not finite"):
+        attention(model, TOKENS)
