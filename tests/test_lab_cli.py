@@ -1,4 +1,4 @@
-"""``scantling lab`` as it is typed: lists, plans, runs to a verdict, explains, and says what is wrong."""
+"""``scantling lab`` as it is typed: lists, runs to a verdict, explains, says what is wrong."""
 
 import json
 import pathlib

@@ -139,6 +139,11 @@ def plan(
     tokens = study.tokens
     if likely(tokens) > room:
         tokens = max(largest(lambda n: likely(n) <= room, study.tokens), least)
+    return found(tokens, _given_up(study, tokens, seeds, dropped))
+
+
+def _given_up(study: Study, tokens: int, seeds: int, dropped: list[str]) -> list[str]:
+    """What a plan is without, in sentences."""
     told = []
     if tokens < study.tokens:
         told.append(f"{count_text(tokens)} tokens a run instead of {count_text(study.tokens)}")
@@ -146,4 +151,4 @@ def plan(
         told.append(f"without {', '.join(dropped)}")
     if seeds < study.seeds:
         told.append(f"{seeds} seeds instead of {study.seeds}")
-    return found(tokens, told)
+    return told
