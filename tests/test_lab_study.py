@@ -173,7 +173,11 @@ def test_when_the_time_is_up_no_run_is_begun_and_the_verdict_says_so(ask):
 
 
 def test_a_machine_slower_than_it_was_timed_gets_a_smaller_study_in_time(ask):
+<<<<<<< .merge_file_AoeBzV
     """Timed at 1 ms a step and layer, a run takes three times that: a third of tokens fit."""
+=======
+    """Timed at 1 ms a step and layer, a run takes three times that: a third of the tokens fit."""
+>>>>>>> .merge_file_eGbrdC
 
     class Slower(Fake):
         def run(self, trial):
@@ -241,6 +245,9 @@ def test_a_shape_whose_workers_die_is_reported_and_the_others_are_answered(tmp_p
     assert sum(line.startswith("4 ") for line in log.read_text().splitlines()) == 3
 
 
+KILLS = int(os.environ.get("SCANTLING_KILLS", "4"))
+"""More for a thorough run: ``SCANTLING_KILLS=50``."""
+DELAY = 0.02 if KILLS < 10 else 0.6
 SCRIPT = """
 import pathlib, sys
 from fake_runs import Fake
@@ -248,8 +255,9 @@ from test_lab_study import study
 from scantling.lab.study import answer
 
 if __name__ == "__main__":
-    folder, log = map(pathlib.Path, sys.argv[1:])
-    answer(study(1, 2, 4), Fake({2: 0.1}, log=log, delay_s=0.02), folder, engine="pool", workers=2)
+    folder, log, delay = sys.argv[1:]
+    runner = Fake({2: 0.1}, log=log, delay_s=float(delay))
+    answer(study(1, 2, 4), runner, pathlib.Path(folder), engine="pool", workers=2)
 """
 
 
@@ -258,7 +266,7 @@ def kill_and_resume(tmp_path, kills, seed):
     (tmp_path / "script.py").write_text(SCRIPT)
     folder, log = tmp_path / "s", tmp_path / "log"
     path = os.pathsep.join([str(pathlib.Path(__file__).parent), *sys.path])
-    command = [sys.executable, str(tmp_path / "script.py"), str(folder), str(log)]
+    command = [sys.executable, str(tmp_path / "script.py"), str(folder), str(log), str(DELAY)]
     draw, killed = random.Random(seed), 0
     while True:
         begun = subprocess.Popen(command, env=os.environ | {"PYTHONPATH": path})
@@ -276,7 +284,7 @@ def kill_and_resume(tmp_path, kills, seed):
 
 def test_a_study_killed_at_random_moments_ends_as_one_that_was_not(tmp_path, ask):
     (tmp_path / "k").mkdir()
-    found, log, killed = kill_and_resume(tmp_path / "k", 4, seed=1)
+    found, log, killed = kill_and_resume(tmp_path / "k", KILLS, seed=1)
     assert killed >= 1
     assert told(found) == told(ask(study(1, 2, 4), Fake({2: 0.1})))
     runs = log.read_text().splitlines()

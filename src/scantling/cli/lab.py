@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from scantling.cli.lab_probe import probe
 from scantling.cli.lab_train import train
 from scantling.cli.options import COUNT, SECONDS, ListFirst, as_json, show_json
 from scantling.errors import FieldError
@@ -28,7 +29,8 @@ def lab() -> None:
     """Experiments with real training: put a rule to the test on this machine (extra lab).
 
     ``scantling lab`` lists the experiments, ``lab run NAME`` runs one, ``lab report DIR`` explains
-    what it found, ``lab train MODEL`` trains one shape.
+    what it found, ``lab train MODEL`` trains one shape, ``lab probe RUN`` looks
+    inside it.
     """
 
 
@@ -225,6 +227,7 @@ def report(folder: Path, out: Path | None, as_json: bool) -> int:
 
 
 lab.add_command(train)
+lab.add_command(probe)
 
 
 @contextmanager

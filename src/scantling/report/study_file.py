@@ -29,6 +29,11 @@ def study_text(front: Front) -> str | None:
     choice = front.chosen
     depths = [int(c.spec.n_layer) for c in picked]
     layers = min(max(round(SHALLOWEST * depths[0] / min(depths)), 3), 12)
+    small = {max(round(d * layers / depths[0]), 1): c
+             for d, c in reversed(list(zip(depths, picked, strict=True)))}  # fmt: skip
+    picked = [c for c in picked if c in small.values()]
+    if len(picked) < 2:
+        return None
     expected = "; ".join(f"{c.name} {c.loss - choice.loss:+.4f}" for c in picked)
     size = count_text(front.budget.params)
     question = f"Does what the law says of these {size} shapes hold when they are small?"

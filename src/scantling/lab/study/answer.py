@@ -18,7 +18,6 @@ from msgspec.structs import replace
 
 from scantling import executor
 from scantling.costs.count import flops, parameters
-from scantling.errors import FieldError
 from scantling.lab.study import store
 from scantling.lab.study.design import Shape, Study
 from scantling.lab.study.plan import Plan, cost, plan
@@ -131,15 +130,12 @@ def planned(
 
 
 def _slower(study: Study, old: Plan, slow: float, left_s: float) -> Plan:
-    """A plan for the time that is left at the pace that was seen; the old one if none fits."""
+    """A plan for the time that is left at the pace that was seen; the smallest if none fits."""
     paces = {
         name: Pace(slow * p.start_s, slow * p.step_s, slow * p.judge_s, 0.0)
         for name, p in old.paces.items()
     }
-    try:
-        found = plan(study, paces, old.workers, max(left_s, 1e-3))
-    except FieldError:
-        return replace(old, paces=paces)
+    found = plan(study, paces, old.workers, max(left_s, 1e-3), smallest=True)
     return replace(found, budget_s=old.budget_s)
 
 

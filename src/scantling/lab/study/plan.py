@@ -84,8 +84,9 @@ def makespan(seconds: list[float], workers: int) -> float:
 
 
 def plan(
-    study: Study, paces: Mapping[str, Pace], workers: int, budget_s: float | None = None
-) -> Plan:
+    study: Study, paces: Mapping[str, Pace], workers: int, budget_s: float | None = None,
+    *, smallest: bool = False,
+) -> Plan:  # fmt: skip
     """A study that fits a budget: fewer tokens first, then fewer shapes, then fewer seeds.
 
     Seeds are never fewer than three, and shapes never fewer than two. Half of what grids may grow
@@ -96,6 +97,7 @@ def plan(
         paces: Measured, by name of the shape.
         workers: Jobs at once; a job is a shape.
         budget_s: Seconds at most; None takes the study as it is.
+        smallest: Whether the smallest study is taken where none fits.
 
     Raises:
         FieldError: If not even the smallest study fits.
@@ -127,6 +129,8 @@ def plan(
             dropped.insert(0, shapes.pop().name)
         elif seeds > LEAST_SEEDS:
             seeds -= 1
+        elif smallest:
+            break
         else:
             need = likely(least) / RESERVE
             raise FieldError("budget", minutes(budget_s), "is too short: two shapes at "
@@ -135,6 +139,11 @@ def plan(
     tokens = study.tokens
     if likely(tokens) > room:
         tokens = max(largest(lambda n: likely(n) <= room, study.tokens), least)
+    return found(tokens, _given_up(study, tokens, seeds, dropped))
+
+
+def _given_up(study: Study, tokens: int, seeds: int, dropped: list[str]) -> list[str]:
+    """What a plan is without, in sentences."""
     told = []
     if tokens < study.tokens:
         told.append(f"{count_text(tokens)} tokens a run instead of {count_text(study.tokens)}")
@@ -142,4 +151,4 @@ def plan(
         told.append(f"without {', '.join(dropped)}")
     if seeds < study.seeds:
         told.append(f"{seeds} seeds instead of {study.seeds}")
-    return found(tokens, told)
+    return told
