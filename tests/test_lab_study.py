@@ -173,11 +173,7 @@ def test_when_the_time_is_up_no_run_is_begun_and_the_verdict_says_so(ask):
 
 
 def test_a_machine_slower_than_it_was_timed_gets_a_smaller_study_in_time(ask):
-<<<<<<< .merge_file_AoeBzV
-    """Timed at 1 ms a step and layer, a run takes three times that: a third of tokens fit."""
-=======
     """Timed at 1 ms a step and layer, a run takes three times that: a third of the tokens fit."""
->>>>>>> .merge_file_eGbrdC
 
     class Slower(Fake):
         def run(self, trial):
