@@ -43,7 +43,7 @@ class Fake:
         self.world, self.log, self.delay_s, self.step_s = world, log, delay_s, step_s
         self.deadly = deadly
 
-    def data(self, trial):
+    def data(self, _):
         return Data("fake", 256, 1.0, 3.9)
 
     def pace(self, trial):

@@ -321,7 +321,8 @@ def variants() -> list[Any]:
         common: list[dict[str, Any]] = [{}]
         if kind.name not in NEVER_TIED:
             common.append({"tie_word_embeddings": not kind.keys["tie_word_embeddings"]})
-        if "num_key_value_heads" in kind.keys:
+        if "num_key_value_heads" in kind.keys and "kv_lora_rank" not in kind.keys:
+            # latent attention has a key for every query head: its class cannot run otherwise
             common += [{"num_key_value_heads": 1}, {"num_key_value_heads": 4}]
         if "head_dim" in kind.keys and kind.name not in NO_FREE_HEAD:
             common.append({"head_dim": 40})

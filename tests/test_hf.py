@@ -610,3 +610,10 @@ def test_the_attention_scale_of_gemma_is_written_as_the_whole_number_it_was(aske
     written = hf.write(hf.read(config).spec)["query_pre_attn_scalar"]
     assert written == asked
     assert type(written) is int
+
+
+@pytest.mark.parametrize("name", ["deepseek-v3", "deepseek-v2-lite", "glm-4.7-flash"])
+def test_latent_attention_is_written_with_a_key_for_every_query_head(name):
+    """The class repeats keys by H/K, and its own K is 128 whatever H is."""
+    config = hf.write(catalog.model(name))
+    assert config["num_key_value_heads"] == config["num_attention_heads"]

@@ -26,6 +26,7 @@ from scantling.spec import (
 from scantling.spec.vary import nodes, rewrite
 
 torch = pytest.importorskip("torch", reason="the lab's model needs torch")
+torch.set_num_threads(1)
 
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402 - only where torch is
 

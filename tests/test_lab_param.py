@@ -5,6 +5,7 @@ import pytest
 from scantling import catalog, vary
 
 torch = pytest.importorskip("torch", reason="the lab's model needs torch")
+torch.set_num_threads(1)
 
 from scantling.lab.model import Decoder  # noqa: E402 - only where torch is
 from scantling.lab.param import Parametrisation, roles  # noqa: E402

@@ -4,6 +4,7 @@ Right values are derived in the tests: what a mask must equal, what a matrix' ra
 attention's entropy is.
 """
 
+import json
 import math
 
 import numpy as np
@@ -12,6 +13,7 @@ from msgspec.structs import replace
 
 from scantling import catalog, vary
 from scantling.costs.count import parameters
+from scantling.costs.ranks import rank_operators
 from scantling.errors import FieldError
 from scantling.formats.context import extend
 from scantling.spec import (
@@ -35,6 +37,7 @@ from scantling.spec import (
     Stack,
     Window,
 )
+from scantling.spec.plan import Plan
 
 torch = pytest.importorskip("torch")
 
@@ -312,6 +315,21 @@ def test_a_rank_saves_parameters_only_below_its_break_even():
     assert D * F / (D + F) == 15
 
 
+def test_a_rank_is_counted_for_columns_and_split_over_chips():
+    """Three matrices of rank r are 3 r (D + F); over two chips only the sides F wide are halved:
+    gate and up read D and give F, down reads F, so 3 r D stay whole and 3 r F are split."""
+    ranks = np.array([3, 5, 8])
+    column = spec_of(ffn=Dense(F, ff_rank=ranks), n_layer=1)
+    own = [spec_of(ffn=Dense(F, ff_rank=int(r)), n_layer=1) for r in ranks]
+
+    assert parameters(column).total.tolist() == [parameters(s).total for s in own]
+    assert parameters(own[1]).by_part["ffn"] == 3 * 5 * (D + F)
+    even = spec_of(replace(GQA, n_head=4, n_kv_head=2), Dense(F, ff_rank=5), n_layer=1)
+    ops = rank_operators(even, Plan(tp=2), 8)
+    held = sum(t.size() for op in ops for t in op.tensors if t.part == "ffn")
+    assert held == 3 * 5 * (D + F // 2)
+
+
 def test_experts_get_a_lower_rank_in_place_but_not_of_their_own():
     model = model_of(spec_of(ffn=Experts(4, 2, 16)))
     before = logits(model)
@@ -379,13 +397,14 @@ def test_a_window_widens_none():
 
 
 @pytest.mark.parametrize(("change", "words"), [
-    (DropLayers((3,)), "layer 3 is not one of the 3 layers of the model; they are numbered 0 to 2"),
+    (DropLayers((3,)), "layer 3 is not in the model, which has layers 0 to 2"),
     (DropLayers((0, 1, 2)), "drop_layers leaves no layer; keep at least one"),
-    (MaskHeads(((0, 6),)), "head 6 is not one of the 6 heads of layer 0; they are numbered 0 to 5"),
-    (MaskHeads(((7, 0),)), "layer 7 is not one of the 3 layers"),
+    (MaskHeads(((0, 6),)), "head 6 is not in layer 0, which has heads 0 to 5"),
+    (MaskHeads(((7, 0),)), "layer 7 is not in the model"),
     (MaskHeads(((0, 0),), "cross_attention"), "layer 0 has no cross attention"),
     (LowRank(25), "low_rank 25 must be 1 to 24, the rank of a matrix of 40 × 24"),
     (LowRank(0), "low_rank 0 must be 1 to 24"),
+    (ShareFfn(((0,), (1,))), "share_ffn shares nothing; name two layers or more together"),
     (ShareFfn(((0, 1), (1, 2))), "must name each layer once"),
     (Narrow(0), "window 0 must be at least 1 token"),
     (ScaleRope("yarn", 4, 8), "context 4 must exceed the original 8"),
@@ -617,12 +636,12 @@ def test_reading_a_model_leaves_it_as_it_was(read):
 @pytest.mark.parametrize("tied", [True, False])
 def test_every_weight_is_set_and_none_is_what_memory_held(tied):
     """Memory that nothing wrote to is filled with NaN here."""
-    torch.use_deterministic_algorithms(True)
+    torch.use_deterministic_algorithms(mode=True)
     try:
         head, ffn = Head(bias=True), Dense(F, in_bias=True, out_bias=True, ff_rank=4)
         model = Decoder(spec_of(ffn=ffn, tied=tied, head=head))
     finally:
-        torch.use_deterministic_algorithms(False)
+        torch.use_deterministic_algorithms(mode=False)
 
     assert not any(p.isnan().any() for p in model.parameters())
 
@@ -632,3 +651,117 @@ def test_an_odd_number_of_gates_beside_queries_and_keys_turns_all_the_same():
     model = model_of(spec_of(GroupedAttention(3, 1, 8, position=Rope(), gate="head")))
 
     assert logits(model).isfinite().all()
+
+
+def test_what_no_spec_says_can_still_be_tried_in_place():
+    """Layers of two kinds share one feed-forward: the lab runs it, a spec has no word for it."""
+    model = materialise(model_of(SPECS["llama"]), MaskHeads(((1, 0), (1, 1))))
+    plain = logits(model)
+    with applied(model, ShareFfn(((0, 1),))):
+        assert not torch.allclose(logits(model), plain, atol=1e-3)
+    with pytest.raises(FieldError, match="no spec can say"):
+        materialise(model, ShareFfn(((0, 1),)))
+
+
+def test_layers_that_share_their_attention_are_narrowed_together():
+    blocks = (Block((Branch(GQA, copies=1),), pre=Norm()),)
+    model = model_of(Spec(D, V, Stack((Layer("layer", blocks),), (Run(("layer",), 2),))))
+    before = logits(model)
+
+    with pytest.raises(FieldError, match="change both"), applied(model, Narrow(2, (0,))):
+        pytest.fail("it was done")
+    with applied(model, Narrow(2)):
+        assert not torch.allclose(logits(model), before, atol=1e-3)
+    assert torch.equal(logits(model), before)
+
+
+# ---------------------------------------------------------------- a run, its folder, its command
+
+
+@pytest.fixture(scope="module")
+def kept_run(tmp_path_factory):
+    """A tiny model trained for a few steps."""
+    from scantling.lab.train import TrainingRun, train
+
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    spec = vary(spec_of(n_layer=3), vocab_size=256)
+    train(TrainingRun(spec=replace(spec, max_context=16), data="grammar:n_bytes=40000", steps=3,
+                      batch=4, context=16, out=folder))  # fmt: skip
+    return folder
+
+
+def ask(*words):
+    from click.testing import CliRunner
+
+    from scantling import cli
+
+    return CliRunner().invoke(cli.group, ["lab", "probe", *map(str, words)])
+
+
+def test_a_run_is_read_back_as_it_was_trained(kept_run):
+    from scantling.lab.kept import kept
+
+    one = kept(kept_run)
+    task, note = one.task("grammar:n_bytes=40000")
+    told = [json.loads(line) for line in (kept_run / "metrics.jsonl").read_text().splitlines()]
+    judged = next(r for r in told if r.get("slice") == "report")
+
+    assert note == ""
+    assert task.evaluate(one.model)["loss"] == pytest.approx(judged["loss"], rel=1e-6)
+
+
+def test_the_command_compares_three_models(kept_run, tmp_path):
+    """In place and built lose the same; the counts are those of the spec that is left."""
+    data = ("--data", "grammar:n_bytes=40000")
+    cut = tmp_path / "cut"
+    asked = ("--drop-layers", "1", "--mask-heads", "0:0,1", "--low-rank", "6")
+    answer = ask(kept_run, *data, *asked, "--save", cut, "--json")
+    assert answer.exit_code == 0, answer.output
+    before, changed, built = json.loads(answer.output)["rows"]
+
+    assert built["loss"] == pytest.approx(changed["loss"], abs=1e-5)
+    assert built["parameters"] < before["parameters"]
+    assert built["forward_flops"] < before["forward_flops"]
+    assert built["forward_s"] > 0
+    again = json.loads(ask(cut, *data, "--window", "3", "--read", "--json").output)
+    assert again["rows"][0]["loss"] == pytest.approx(built["loss"], abs=1e-6)
+    assert again["rows"][0]["parameters"] == built["parameters"]
+    assert len(again["readings"]["gradient_norm"]) == 2
+
+
+def test_the_command_reads_a_model_layer_by_layer(kept_run):
+    answer = ask(kept_run, "--data", "grammar:n_bytes=40000")
+
+    assert answer.exit_code == 0, answer.output
+    assert "heads the loss hangs on least" in answer.output
+    assert [line.split()[0] for line in answer.output.splitlines() if line[1:2].isdigit()] == list(
+        "012"
+    )
+
+
+@pytest.mark.parametrize(("words", "line"), [
+    (("--drop-layers", "9"), "layer 9 is not in the model, which has layers 0 to 2"),
+    (("--drop-layers", "2-1"), "--drop-layers 2-1 has a range that runs backwards, 2-1"),
+    (("--mask-heads", "1"), "--mask-heads 1 is not LAYER:HEADS; write 3:0,2 or 3:all"),
+    (("--low-rank", "a"), "--low-rank a is no number; write 16, or 16:2-5 for some layers"),
+    (("--share-ffn", "1"), "--share-ffn 1 shares nothing; use 2 or more"),
+    (("--rope", "yarn"), "--rope yarn needs the longer --context"),
+    (("--save", "x"), "--save x needs a change; name one"),
+])  # fmt: skip
+def test_a_wrong_option_is_one_line(kept_run, words, line):
+    answer = ask(kept_run, "--data", "grammar:n_bytes=40000", *words)
+
+    assert str(answer.exception) == line
+
+
+def test_a_folder_that_is_no_run_is_one_line(tmp_path):
+    assert "is no run: it has neither run.json nor config.json" in str(ask(tmp_path).exception)
+
+
+def test_a_model_that_diverged_is_one_line():
+    model = model_of(SPECS["llama"])
+    with torch.no_grad():
+        model.layers[1].blocks[0].sides[0].module.qkv.weight.fill_(math.nan)
+
+    with pytest.raises(FieldError, match="layer 1 has attention logits that are not finite"):
+        attention(model, TOKENS)

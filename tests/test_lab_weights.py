@@ -5,6 +5,7 @@ import json
 import pytest
 
 torch = pytest.importorskip("torch", reason="the lab's model needs torch")
+torch.set_num_threads(1)
 pytest.importorskip("safetensors", reason="weights are read by safetensors")
 
 from scantling.errors import FieldError  # noqa: E402 - only where torch is

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 import scantling
 from illegal_configs import HARMS, HYBRID, LLAMA, MAMBA, MOE, changed
-from scantling import catalog
+from scantling import analyze, catalog
 from scantling.errors import FieldError
 from scantling.formats.checkpoint import Checkpoint
 from scantling.quantity import Quantity
@@ -218,3 +218,14 @@ def test_a_limit_belongs_to_its_runtime():
 def test_lint_is_a_verb_of_the_package():
     assert scantling.lint("llama-3-8b").passed
     assert isinstance(scantling.lint("gpt2").subject, Subject)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "qwen2.5-7b", "gemma-3-1b", "deepseek-v3"])
+def test_what_analyze_finds_is_what_the_rules_find(name):
+    """One home for each fact: codes, levels and words are those of lint at the same context."""
+    report = lint(catalog.model(name), setting(context=2048))
+    told = analyze(name, context=2048).findings()
+    own = [f for f in told if f["code"] != "UNSEEN"]
+    assert [(f["code"], f["level"], f["message"]) for f in own] == [
+        (f.code, f.level, f.message) for f in report.findings
+    ]

@@ -114,7 +114,12 @@ def _begin(function: Any, shared: Any) -> None:
     _held[:] = [function, shared]
     parent = parent_process()
     assert parent is not None, "a worker has been started"
-    Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
+    Thread(target=_end_with, args=(parent,), daemon=True).start()
+
+
+def _end_with(parent: Any) -> None:
+    parent.join()
+    os._exit(1)
 
 
 def _do(job: Any) -> Any:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from scantling.cli.lab_probe import probe
 from scantling.cli.lab_train import train
 from scantling.cli.options import COUNT, SECONDS, ListFirst, as_json, show_json
 from scantling.errors import FieldError
@@ -28,7 +29,8 @@ def lab() -> None:
     """Experiments with real training: put a rule to the test on this machine (extra lab).
 
     ``scantling lab`` lists the experiments, ``lab run NAME`` runs one, ``lab report DIR`` explains
-    what it found, ``lab train MODEL`` trains one shape.
+    what it found, ``lab train MODEL`` trains one shape, ``lab probe RUN`` looks
+    inside it.
     """
 
 
@@ -97,14 +99,14 @@ def run(name: str, out: Path | None, **given: Any) -> int:
     """
     from scantling.lab.torch_needed import need_torch
 
-    study, folder = _study(name, given["preset"])
+    study, own = _study(name, given["preset"])
     study = _changed(study, given)
     need_torch()
     from scantling.lab.study.answer import answer, planned, result_json
     from scantling.lab.study.training import Training
 
     runner = Training(given["device"])
-    folder = out or FOLDER / folder
+    folder = out or FOLDER / own
     say = _say if not given["as_json"] else (lambda _: None)
     how = {k: given[k] for k in ("engine", "workers", "fresh")}
     if given["only_plan"]:
@@ -225,6 +227,7 @@ def report(folder: Path, out: Path | None, as_json: bool) -> int:
 
 
 lab.add_command(train)
+lab.add_command(probe)
 
 
 @contextmanager

@@ -134,7 +134,7 @@ def _one(
     one = subject(name, where)
     if several and one.path is not None:
         one.name = str(one.path)
-    chosen = _rules(name, given, project)
+    chosen = _rules(name if one.path is None else str(one.path), given, project)
     if given["fix_"]:
         return _fix(one, chosen, given, form, several=several)
     found = ask(one, rules=chosen)
@@ -180,9 +180,9 @@ def _fix(
 
 
 def _total(reports: list[Report]) -> None:
-    words = {"error": "errors", "warning": "warnings", "info": "notes"}
-    counts = ", ".join(f"{sum(r.count(level) for r in reports)} {word}"
-                       for level, word in words.items())  # fmt: skip
+    words = {"error": "error", "warning": "warning", "info": "note"}
+    sums = {word: sum(r.count(level) for r in reports) for level, word in words.items()}
+    counts = ", ".join(f"{n} {word}{'s' if n != 1 else ''}" for word, n in sums.items())
     click.echo(f"{len(reports)} models: {counts}")
 
 

@@ -210,10 +210,9 @@ def known(what: str, numbers: Iterable[int], n: int, where: str) -> None:
         >>> known("layer", [4], 4, "the model")
         Traceback (most recent call last):
             ...
-        scantling.errors.FieldError: layer 4 is not one of the 4 layers of the model; they are \
-numbered 0 to 3
+        scantling.errors.FieldError: layer 4 is not in the model, which has layers 0 to 3
     """
     for i in sorted(numbers):
         if not 0 <= i < n:
-            rule = f"is not one of the {n} {what}s of {where}"
-            raise FieldError(what, i, rule, f"they are numbered 0 to {n - 1}")
+            has = f"{what}s 0 to {n - 1}" if n > 1 else f"{what} 0 only"
+            raise FieldError(what, i, f"is not in {where}, which has {has}")

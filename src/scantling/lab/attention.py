@@ -57,7 +57,7 @@ def scores(
     q_BHTh: Tensor, k_BHSh: Tensor, *, scale: float, softcap: float | None, bias: Tensor | None
 ) -> Tensor:
     """The logits of attention, H × T × S, before any mask."""
-    logits_BHTS = q_BHTh @ k_BHSh.mT * scale
+    logits_BHTS = (q_BHTh * scale) @ k_BHSh.mT
     if softcap is not None:
         logits_BHTS = softcap * torch.tanh(logits_BHTS / softcap)
     return logits_BHTS if bias is None else logits_BHTS + bias
@@ -168,8 +168,8 @@ class Grouped(nn.Module):
             heads = both.view(*both.shape[:-1], self.h + self.k, self.width)
             assert turns is not None, "else there is nothing to do for both at once"
             # a split, whose backward pass is one copy; two slices would fill two with zeros
-            q, k = torch.split(turned(heads, turns), [self.h, self.k], -2)
-            return q, k
+            both_heads = torch.split(turned(heads, turns), [self.h, self.k], -2)
+            return both_heads[0], both_heads[1]
         q = self.heads(made["q"], self.h, self.q_norm)
         k = self.heads(made["k"], self.k, self.k_norm) if "k" in made else None
         if turns is not None:

@@ -60,7 +60,7 @@ class Ensemble:
     Example:
         >>> from scantling import catalog
         >>> from scantling.lab.shrink import shrink
-        >>> spec = shrink(catalog.model("gpt2"), 30_000, 8)
+        >>> spec = shrink(catalog.model("gpt2"), 100_000, 8)
         >>> ensemble = Ensemble([Decoder(spec, seed=s) for s in (0, 1)], rates=[1e-3, 1e-2])
         >>> tokens = torch.zeros(2, 1, 8, dtype=torch.long)
         >>> ensemble.step(tokens, tokens).shape
@@ -80,7 +80,7 @@ class Ensemble:
         self.clip, self.n = clip, len(models)
         self.base = deepcopy(first)
         self.base.fused = False  # the kernel of attention has no rule for vmap
-        self.weights, self.buffers = stack_module_state(list(models))  # type: ignore[arg-type]
+        self.weights, self.buffers = stack_module_state(list(models))
         given = [rates] * self.n if isinstance(rates, int | float) else list(rates)
         if len(given) != self.n:
             raise FieldError("rates", len(given), f"must be one, or one for each of {self.n}")

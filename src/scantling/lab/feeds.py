@@ -179,6 +179,10 @@ class ShareFfn(Struct, frozen=True, tag="share_ffn"):
         known("layer", set(numbers), int(spec.n_layer), "the model")
         if len(numbers) != len(set(numbers)):
             raise FieldError("share_ffn", self.groups, "must name each layer once")
+        if not any(len(group) > 1 for group in self.groups):
+            raise FieldError(
+                "share_ffn", None, "shares nothing", "name two layers or more together"
+            )
         by = {one.at: one for one in layers}
         for group in self.groups:
             present = [by[at] for at in group if at in by]

@@ -76,7 +76,8 @@ class Places:
     def buckets(self, bias: RelativeBias, *, causal: bool) -> Tensor:
         """T5's bucket of each distance."""
         return self.once(
-            ("buckets", bias.n_bucket, causal), lambda: buckets(-self.distance(), int(bias.n_bucket), causal=causal)
+            ("buckets", bias.n_bucket, causal),
+            lambda: buckets(-self.distance(), int(bias.n_bucket), causal=causal),
         )
 
 

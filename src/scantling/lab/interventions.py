@@ -134,6 +134,8 @@ def _runs(model: Decoder, interventions: Sequence[Intervention]) -> None:
     for one in interventions:
         if not isinstance(one, MaskHeads | LowRank):
             spec = one.cut(spec, held)
+    for side in (s for layer in held for b in layer.blocks for s in b.sides):
+        side.key = id(side)  # whether a spec can say what is shared is for building
     buildable(spec_of(spec, held))
 
 
@@ -255,23 +257,26 @@ class Narrow(Struct, frozen=True, tag="window"):
 def _reset(model: Decoder, layers: Sequence[Layered], change: Change) -> Iterator[None]:
     """Attention with other settings and the same weights: what a module derives is made anew."""
     kept: list[tuple[nn.Module, str, Any]] = []
-    done: set[int] = set()
+    done: dict[int, tuple[Attention, Attention]] = {}
     try:
         for at, layer in enumerate(layers):
             for block in layer.blocks:
                 for side in cast("Branched", block).sides:
                     module = cast("Side", side).module
-                    if not isinstance(module, Grouped | Latent) or id(module) in done:
+                    if not isinstance(module, Grouped | Latent):
                         continue
-                    done.add(id(module))
-                    new = _like(change(at, module.a), model)
+                    before, after = done.setdefault(id(module), (module.a, change(at, module.a)))
+                    if change(at, before) != after:
+                        raise FieldError("layer", at, "shares its attention with a layer that "
+                                         "stays as it is", "change both")  # fmt: skip
+                    new = _like(after, model)
                     for name in ("a", "scale", "shared"):
                         if hasattr(module, name):
                             kept.append((module, name, getattr(module, name)))
                             setattr(module, name, getattr(new, name))
         yield
     finally:
-        for module, name, value in kept:
+        for module, name, value in reversed(kept):  # shared ones are set more than once
             setattr(module, name, value)
 
 

@@ -88,7 +88,7 @@ def iso(
         flops: Training FLOPs a token.
         time: Seconds of a training step, predicted for a chip.
         chip: A name, or a file of ``scantling calibrate``; needed for ``time``.
-        base: What the shapes are otherwise like; ``small`` by default.
+        base: What the shapes are otherwise like; ``small`` with heads of 8 by default.
         context: Tokens of a sequence, for FLOPs and time.
         batch: Sequences of a step, for time.
 
@@ -108,7 +108,7 @@ def iso(
                          f"give one of {', '.join(asked)}")  # fmt: skip
     ((name, target),) = given.items()
     count = counter(name, context, batch, chip)
-    base = small(1, 64, 172) if base is None else base
+    base = small(1, 64, 172, d_head=8) if base is None else base
     return tuple(_nearest(base, depth, name, target, count) for depth in n_layer)
 
 
@@ -152,8 +152,8 @@ def _nearest(base: Spec, depth: int, name: str, target: float, count: Count) -> 
         if NARROWEST <= d_ff / d_model <= WIDEST:
             found.append((max(abs(off), CLOSE), ratio, off, spec))
     if not found:
-        raise FieldError(name, f"{target:g}", f"is met by no shape of {depth} layers with F/D from "
-                         f"{NARROWEST:g} to {WIDEST:g}", "give more, fewer layers, or smaller heads")  # fmt: skip
+        rule = f"is met by no shape of {depth} layers with F/D from {NARROWEST:g} to {WIDEST:g}"
+        raise FieldError(name, f"{target:g}", rule, "give more, fewer layers, or smaller heads")
     _, _, off, spec = min(found, key=lambda one: one[:2])
     d_ff = int(_dimension(spec, "d_ff"))
     label = f"{depth}x{int(spec.d_model)}-f{d_ff}"

@@ -239,6 +239,8 @@ def _reader(
         if open_TS is None:
             whole = torch.ones(logits.shape[-2:], dtype=torch.bool, device=logits.device)
             open_TS = whole.tril() if causal else whole
+        if not logits.isfinite().all():
+            raise FieldError("layer", current[0], "has attention logits that are not finite")
         weights = shares(logits, open_TS, sinks_H)
         weights = weights / weights.sum(-1, keepdim=True)
         found.append(_heads(current[0], name, weights, logits, open_TS.expand_as(logits),

@@ -18,7 +18,7 @@ from scantling.costs.train import Estimate
 from scantling.errors import FieldError, UnknownNameError
 from scantling.lab.data import describe
 from scantling.lab.data import task as task_of
-from scantling.lab.optimizers import OPTIMIZERS, SCHEDULES
+from scantling.lab.optimizers import SCHEDULES
 from scantling.lab.param import Kind
 from scantling.lab.tasks import Task
 from scantling.spec import Spec, check
@@ -159,21 +159,15 @@ class TrainingRun:
         """
         check(self.spec)
         self._check_numbers()
-        for name, value, known in (
-            ("schedule", self.schedule, SCHEDULES), ("dtype", self.dtype, DTYPES),
-            ("param", self.param, PARAMS), ("optimizer", self.optimizer, OPTIMIZERS),
-        ):  # fmt: skip
-            if value not in known:
-                raise UnknownNameError(name, value, known)
-        if self.optimizer == "muon" and self.param != "sp":
-            raise FieldError("optimizer", "muon", f"has no rates for {self.param}", "use sp")
+        self._check_names()
+        if not 0 <= self.warmup_steps <= self.n_steps:
+            raise FieldError("warmup", self.warmup, f"must be 0 to steps {self.n_steps}")
         if int(self.spec.vocab_size) < self.task.vocab_size:
             raise FieldError("vocab_size", self.spec.vocab_size, f"must be at least the "
                              f"{self.task.vocab_size} of {self.task.name}")  # fmt: skip
         return self
 
     def _check_numbers(self) -> None:
-        """Every number is in its range."""
         for name in ("steps", "tokens", "micro_batch", "record_every", "judge_every"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -188,8 +182,16 @@ class TrainingRun:
                 raise FieldError(f"rates {prefix}", rate, "must not be below 0")
         if self.clip is not None and not self.clip > 0:
             raise FieldError("clip", self.clip, "must be above 0")
-        if not 0 <= self.warmup_steps <= self.n_steps:
-            raise FieldError("warmup", self.warmup, f"must be 0 to steps {self.n_steps}")
+
+    def _check_names(self) -> None:
+        if self.schedule not in SCHEDULES:
+            raise UnknownNameError("schedule", self.schedule, SCHEDULES)
+        if self.dtype not in DTYPES:
+            raise UnknownNameError("dtype", self.dtype, DTYPES)
+        if self.param not in PARAMS:
+            raise UnknownNameError("param", self.param, PARAMS)
+        if self.optimizer == "muon" and self.param != "sp":
+            raise FieldError("optimizer", "muon", f"has no rates for {self.param}", "use sp")
 
 
 @dataclass(frozen=True, kw_only=True)

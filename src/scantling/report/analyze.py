@@ -26,8 +26,9 @@ from scantling.formats.checkpoint import Checkpoint, describe
 from scantling.formats.compare import Comparison, compare
 from scantling.laws import Features
 from scantling.ops import operators
+from scantling.rules import Setting, Subject, lint
 from scantling.search import Candidate, budget, candidate, explain
-from scantling.search.candidate import DIMENSIONS, counted_json, shape_findings
+from scantling.search.candidate import DIMENSIONS, counted_json, unseen_findings
 from scantling.spec import (
     Chunk,
     Spec,
@@ -113,16 +114,12 @@ class Analysis(Struct, frozen=True, kw_only=True):
         }
 
     def findings(self) -> list[dict[str, str]]:
-        """Alignment and ratios outside what is known."""
-        found = shape_findings(self.dims, self.features)
-        rows = dimensions(self.spec).get("rows")
-        if rows is not None and self.workload.context > rows:
-            found.append({
-                "code": "CONTEXT", "level": "error", "field": "context",
-                "message": f"the model has {rows} learned positions, fewer than the context "
-                f"{self.workload.context}",
-            })  # fmt: skip
-        return found
+        """What the rules of lint say of the shape at this context, and what loss does not see."""
+        where = Setting(context=int(self.workload.context))
+        report = lint(Subject(name=self.name, setting=where, spec=self.spec))
+        keys = ("code", "level", "field", "message")
+        found = [{key: getattr(f, key) for key in keys} for f in report.findings]
+        return found + unseen_findings(self.features)
 
     def peers(self) -> list[str]:
         """The known models nearest in size and vocabulary, itself left out."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from html import escape
@@ -19,17 +20,21 @@ def figure(found: dict[str, Any]) -> str:
     """Left: dots are seeds, bars 95 % intervals. Right: the loss that each rate was chosen by."""
     shapes = ranked(found)
     height = TOP + ROW * max(len(shapes), 7) + 44
-    parts = [
+    head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '
-        f'width="{WIDTH}" height="{height}" font-family="system-ui, sans-serif" font-size="12">',
+        f'width="{WIDTH}" height="{height}" font-family="system-ui, sans-serif" font-size="12">'
+    )
+    parts = [
+        head,
         f'<rect width="{WIDTH}" height="{height}" fill="white"/>',
-        *_seeds(found, shapes, height), *_sweep(shapes, height), "</svg>",
+        *_seeds(found, shapes), *_sweep(shapes, height), "</svg>",
     ]  # fmt: skip
     return "\n".join(parts) + "\n"
 
 
 def _text(x: float, y: float, text: str, anchor: str = "start", colour: str = "#1d2730") -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="{colour}">{escape(text)}</text>'
+    where = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="{colour}"'
+    return f"<text {where}>{escape(text)}</text>"
 
 
 def _line(x1: float, y1: float, x2: float, y2: float, colour: str, width: float = 1) -> str:
@@ -46,7 +51,7 @@ def _axis(values: list[float], start: float, end: float, *, log: bool) -> Callab
     return lambda v: start + (end - start) * (scale(v) - low) / (high - low)
 
 
-def _seeds(found: dict[str, Any], shapes: list[dict[str, Any]], height: float) -> list[str]:
+def _seeds(found: dict[str, Any], shapes: list[dict[str, Any]]) -> list[str]:
     measure = found["study"]["measure"]
     known = [v for s in shapes for v in s["seeds"]]
     parts = [_text(LEFT, 18, f"{measure['label']}: each seed, mean and 95 %")]
@@ -117,7 +122,7 @@ def _sweep(shapes: list[dict[str, Any]], height: float) -> list[str]:
         colour = COLOURS[i % len(COLOURS)]
         shown = [(across(r), max(down(v), TOP - 4.0), r) for r, v in curve]
         parts += [_line(a[0], a[1], b[0], b[1], colour, 1.6)
-                  for a, b in zip(shown, shown[1:], strict=False)]  # fmt: skip
+                  for a, b in itertools.pairwise(shown)]  # fmt: skip
         parts += [
             f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{5 if r == s["rate"] else 2.5}" '
             f'fill="{"white" if r == s["rate"] else colour}" stroke="{colour}" stroke-width="2"/>'

@@ -117,6 +117,17 @@ def honest_lines(found: Found) -> list[str]:
     return lines
 
 
+READ = (
+    ("Better (or the word in its place): the seeds of the two differ more than chance explains, at "
+    "5 % over all pairs together (Holm). The size has its own 95 % interval."),
+    ("Not separated: they may differ by less than these seeds can show; the line says how many "
+    "seeds would show a difference as large as the one seen."),
+    ("Unresolved: nothing may be said, for the reason given: the best learning rate lay at the "
+    "edge of what was tried, the model did not train, or the time was up."),
+)  # fmt: skip
+"""What the three verdicts mean."""
+
+
 def explained(found: Found) -> list[tuple[str, list[str]]]:
     """The study for someone who did not run it: sections with their paragraphs."""
     study, plan, shapes = found["study"], found["plan"], found["shapes"]
@@ -131,8 +142,8 @@ def explained(found: Found) -> list[tuple[str, list[str]]]:
         if rates["extend"] else f"Each was trained at {rates['n']} learning rate(s), fixed."
     )  # fmt: skip
     judged = (
-        f"The measure is {measure['label']}, {measure['better']} is better. The rate of a shape was "
-        "chosen on one slice of held-out data, and what is reported comes from another."
+        f"The measure is {measure['label']}, {measure['better']} is {measure['word']}. The rate of "
+        "a shape was chosen on one slice of held-out data, what is reported comes from another."
     )
     tests = (
         f"A seed counts as solved from {measure['solved']:g} on; shares of solved seeds have "
@@ -141,25 +152,19 @@ def explained(found: Found) -> list[tuple[str, list[str]]]:
         "Intervals are 95 % t-intervals over seeds; pairs are compared by Welch's test"
         f"{', on logarithms' if measure['ratio'] else ''}."
     )  # fmt: skip
-    read = [
-        "Better: the seeds of the two differ more than chance explains, at 5 % over all pairs "
-        "together (Holm). The size has its own 95 % interval.",
-        "Not separated: they may differ by less than these seeds can show; the line says how many "
-        "seeds would show a difference as large as the one seen.",
-        "Unresolved: nothing may be said, for the reason given: the best learning rate lay at the "
-        "edge of what was tried, the model did not train, or the time was up.",
-    ]
+    runs = (
+        f"{grid} {plan['seeds']} seeds each, {count_text(plan['tokens'])} tokens a run of "
+        f"{study['data']}, batch {study['batch']} × {study['context']} tokens."
+    )
     sources = [f"{one.title}, {one.where}" for one in map(source, study["sources"])]
     return [
         ("The question", [study["question"]]),
         ("What was done", [
             f"{len(shapes)} shapes: {names}; {made}.",
-            f"{grid} {plan['seeds']} seeds each, {count_text(plan['tokens'])} tokens a run of "
-            f"{study['data']}, batch {study['batch']} × {study['context']} tokens.",
-            f"{judged} {tests}",
+            runs, f"{judged} {tests}",
         ]),
         ("What was found", [f"{found['headline']}.", *(v.strip() for v in verdict_lines(found))]),
-        ("How to read it", read),
+        ("How to read it", list(READ)),
         ("What was to be expected", [study["expected"] or "Nothing was written down before.",
                                      *sources]),
         ("What it does not say", honest_lines(found)),

@@ -29,7 +29,7 @@ def quantity_text(q: Quantity) -> str:
     if unit.startswith(("of ", "attention work", "tokens dropped")):
         unit = unit if unit.startswith("of ") else f"of {unit}" if "work" in unit else unit
         return f"{q.value:.1%} {unit}"
-    value = f"{q.value:,.4g}" if abs(q.value) < 1e6 else f"{q.value:,.0f}"
+    value = f"{q.value:,.4g}" if abs(q.value) < 1e3 else f"{q.value:,.0f}"
     if q.unit == "nats/token":
         value = f"{q.value:+.4f}"
     between = "" if q.low is None or q.high is None else f" ({q.low:.4g} to {q.high:.4g})"

@@ -29,13 +29,19 @@ def study_text(front: Front) -> str | None:
     choice = front.chosen
     depths = [int(c.spec.n_layer) for c in picked]
     layers = min(max(round(SHALLOWEST * depths[0] / min(depths)), 3), 12)
+    small = {max(round(d * layers / depths[0]), 1): c
+             for d, c in reversed(list(zip(depths, picked, strict=True)))}  # fmt: skip
+    picked = [c for c in picked if c in small.values()]
+    if len(picked) < 2:
+        return None
     expected = "; ".join(f"{c.name} {c.loss - choice.loss:+.4f}" for c in picked)
+    size = count_text(front.budget.params)
+    question = f"Does what the law says of these {size} shapes hold when they are small?"
     lines = [
         "# The shapes of this front, small: scantling lab run study.toml --budget 20min",
         "# Depths keep their ratios, bodies are equal; widths follow.",
         f'name = "{choice.name}"',
-        f'question = "Does what the law says of these {count_text(front.budget.params)} shapes '
-        'hold when they are small?"',
+        f'question = "{question}"',
         'data = "code"        # or a file of your own: .txt .jsonl .parquet .bin',
         "tokens = 400_000     # of a run; a budget lowers it",
         "seeds = 3",

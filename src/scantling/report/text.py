@@ -187,7 +187,8 @@ def _row(c: Candidate, reference: Candidate) -> list[str]:
 def _honest(front: Front) -> str:
     c, b = front.chosen, front.budget
     train, decode = c.train, c.decode
-    loss = f"Δ loss is nats/token at equal {_alike(front)}, law '{b.law}'; " if c.priced else ""
+    loss = f"Δ loss is nats/token at equal {_alike(front)}, law '{b.law}'"
+    loss = f"{loss}; " if c.priced else ""
     text = (
         f"Exact: parameters, FLOPs, KV bytes. ±: {loss}days {float(train.low_s) / 86400:.3g} to "
         f"{float(train.high_s) / 86400:.3g} and {float(decode.low_s) * 1e3:.3g} to "

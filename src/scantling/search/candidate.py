@@ -313,9 +313,13 @@ def shape_findings(dims: dict[str, int], features: Features) -> list[dict[str, s
             add("ON-BOUND", "note", field,
                 f"{where} lies on the bound of its axis ({limits(limit.low, limit.high)}): "
                 f"{limit.reason}")  # fmt: skip
-    for one in unseen(features).values():
-        add("UNSEEN", "note", one.field, one.text)
-    return found
+    return found + unseen_findings(features)
+
+
+def unseen_findings(features: Features) -> list[dict[str, str]]:
+    """What the loss of a shape does not see."""
+    return [{"code": "UNSEEN", "level": "note", "field": one.field, "message": one.text}
+            for one in unseen(features).values()]  # fmt: skip
 
 
 def axis_value(dims: dict[str, int], features: Features, axis: str) -> float | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from scantling.lab.experiments.registry import Preset, experiment
-from scantling.lab.match import iso, small
+from scantling.lab.match import iso
 from scantling.lab.study.design import Rates, Study
 
 
@@ -17,11 +17,10 @@ def depth_width(preset: Preset) -> Study:
     All shapes see equal tokens; a deep narrow one takes more time for them.
     """
     quick = preset == "quick"
-    base = small(1, 64, 172, d_head=8)
     return Study(
         name="depth-width",
         question="At equal body parameters, which depth has the lowest loss?",
-        shapes=iso([2, 8, 4, 1] if quick else [2, 8, 4, 16, 1, 32], body=100_000, base=base),
+        shapes=iso([2, 8, 4, 1] if quick else [2, 8, 4, 16, 1, 32], body=100_000),
         data="code",
         tokens=300_000 if quick else 1_200_000,
         least_tokens=60_000,

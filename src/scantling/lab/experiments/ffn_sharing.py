@@ -6,9 +6,9 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from scantling.costs.count import solve_width
+from scantling.costs.count import parameters, solve_width
 from scantling.lab.experiments.registry import Preset, experiment
-from scantling.lab.match import parameters, small
+from scantling.lab.match import small
 from scantling.lab.study.design import Rates, Shape, Study
 from scantling.spec import Branch, Dense, Spec, vary
 from scantling.spec.vary import rewrite

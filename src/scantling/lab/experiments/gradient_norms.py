@@ -78,7 +78,7 @@ def probe(model: Any, task: Any, trial: Trial) -> dict[str, float]:
     """The gradient norms of the first and the last layer, as trained and as it began."""
     from scantling.lab.model import Decoder
 
-    new = Decoder(trial.spec, param=trial.param, seed=trial.seed)  # type: ignore[arg-type]
+    new = Decoder(trial.spec, param=trial.param, seed=trial.seed)
     trained = _ratio(model, task, trial)
     return {
         "gradient_ratio": trained,

@@ -55,7 +55,8 @@ def windowed(spec: Spec, window: int, every: int | None) -> Spec:
         return replace(node, span=Window(window)) if isinstance(node, GroupedAttention) else node
 
     local = Layer("local", rewrite(layer.blocks, change))
-    kinds, pattern = (local,), ("local",)
+    kinds: tuple[Layer, ...] = (local,)
+    pattern: tuple[str, ...] = ("local",)
     if every is not None:
         kinds = (local, replace(layer, name="global"))
         pattern = ("local",) * (every - 1) + ("global",)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import platform
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from scantling import executor
 from scantling.costs.count import flops, parameters
@@ -26,6 +28,8 @@ from scantling.lab.study.verdict import Arm, Verdict, arm, headline, resolvable,
 Say = Callable[[str], None]
 Progress = Callable[[int, int], None]
 POLL_S = 0.5
+REPLANS = 3
+"""Times a study is planned anew where the machine turns out slower than when it was timed."""
 OVER = 1.15
 """A study with a budget begins no run after this share of it."""
 
@@ -79,7 +83,18 @@ def answer(
     begun = time.time()
     found, data, n = planned(study, runner, folder, budget_s=budget_s, engine=engine,
                              workers=workers, fresh=fresh, say=say)  # fmt: skip
-    swept = _run(study, runner, found, data, folder, engine, n, begun, say, progress)
+    for again in reversed(range(REPLANS + 1)):
+        left_s = math.inf if budget_s is None else budget_s - (time.time() - begun)
+        slack = OVER * left_s / found.expected_s if again else math.inf
+        swept = _run(study, runner, found, data, folder, engine, n, begun, slack, say, progress)
+        slow = max((s.slow or 0.0 for s in swept.values()), default=0.0)
+        if not slow or budget_s is None:
+            break
+        found = _slower(study, found, slow, budget_s - (time.time() - begun))
+        say(f"this machine is {slow:.1f} times slower than when it was timed, planned anew")
+        for line in found.lines(study):
+            say(line)
+        store.write(folder / store.PLAN, found)
     return _judged(study, found, data, swept, folder, time.time() - begun)
 
 
@@ -114,6 +129,16 @@ def planned(
     return found, data, n
 
 
+def _slower(study: Study, old: Plan, slow: float, left_s: float) -> Plan:
+    """A plan for the time that is left at the pace that was seen; the smallest if none fits."""
+    paces = {
+        name: Pace(slow * p.start_s, slow * p.step_s, slow * p.judge_s, 0.0)
+        for name, p in old.paces.items()
+    }
+    found = plan(study, paces, old.workers, max(left_s, 1e-3), smallest=True)
+    return replace(found, budget_s=old.budget_s)
+
+
 def _data(study: Study, runner: Runner) -> dict[str, Data]:
     """What the data of each shape is; shapes with one tokenizer share it."""
     known: dict[str, Data] = {}
@@ -145,11 +170,12 @@ def _paces(study: Study, runner: Runner, engine: str, workers: int) -> dict[str,
 
 def _run(
     study: Study, runner: Runner, planned: Plan, data: Mapping[str, Data], folder: Path,
-    engine: str, workers: int, begun: float, say: Say, progress: Progress | None,
-) -> list[Swept]:  # fmt: skip
-    """Every shape of the plan, the longest first."""
+    engine: str, workers: int, begun: float, slack: float, say: Say, progress: Progress | None,
+) -> dict[str, Swept]:  # fmt: skip
+    """Every shape of the plan, the longest first, or those before one that is too slow."""
     until = None if planned.budget_s is None else begun + OVER * planned.budget_s
-    jobs = [ShapeJob(s, data[s.name], planned.tokens, planned.seeds, str(folder), until)
+    jobs = [ShapeJob(s, data[s.name], planned.tokens, planned.seeds, str(folder), until,
+                     planned.paces[s.name], slack)
             for s in study.shapes if s.name in planned.shapes]  # fmt: skip
     jobs.sort(key=lambda j: -cost(study, j.shape, planned.paces[j.shape.name], j.tokens, j.seeds,
                                   extended=False))  # fmt: skip
@@ -162,9 +188,11 @@ def _run(
             for record in swept.records:  # those of another machine are not in the folder yet
                 if store.kept(folder, record.key) is None:
                     store.keep(folder, record)
+            if swept.slow is not None:
+                break
             if swept.lost:
                 say(f"{swept.shape}: every worker that ran it died")
-    return [found[name] for name in planned.shapes]
+    return found
 
 
 def _lost(job: ShapeJob) -> Swept:
@@ -193,13 +221,13 @@ def _watched(folder: Path, planned: int, progress: Progress | None) -> Iterator[
 
 
 def _judged(
-    study: Study, planned: Plan, data: dict[str, Data], swept: Sequence[Swept], folder: Path,
+    study: Study, planned: Plan, data: dict[str, Data], swept: Mapping[str, Swept], folder: Path,
     seconds: float,
 ) -> Answer:  # fmt: skip
-    arms = [arm(study, s, data[s.shape]) for s in swept]
+    arms = [arm(study, swept[name], data[name]) for name in planned.shapes]
     found = verdicts(study, arms)
     clear = sum(v.kind != "unresolved" for v in found)
-    records = tuple(r for s in swept for r in s.records)
+    records = tuple(r for s in swept.values() for r in s.records)
     result = Answer(
         study, planned, data, tuple(arms), tuple(found), headline(study, arms, found),
         resolvable(study, arms, clear), spread(study, arms), seconds,

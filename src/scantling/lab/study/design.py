@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from scantling.errors import FieldError
-from scantling.lab.study.trial import Trial
+from scantling.lab.study.trial import Param, Trial
 from scantling.spec import Spec
 
 LEAST_SEEDS = 3
@@ -25,7 +25,7 @@ class Shape(Struct, frozen=True):
 
     name: str
     spec: Spec
-    param: str = "sp"
+    param: Param = "sp"
     tokenizer: str | None = None
     """Its own where the study is about vocabularies."""
     share: float = 1.0
@@ -44,7 +44,7 @@ class Rates(Struct, frozen=True):
     extend: int = 2
 
     def grid(self, middle: float) -> list[float]:
-        """n rates around one, a factor apart.
+        """Rates around one, a factor apart.
 
         Example:
             >>> [round(r, 5) for r in Rates(3, 2.0).grid(0.004)]
@@ -154,4 +154,4 @@ def centre(shape: Shape, steps: int) -> float:
     """
     sp = shape.param == "sp"
     rate = TUNED_RATE * TUNED_WIDTH / int(shape.spec.d_model) if sp else TUNED_MUP
-    return rate * (TUNED_STEPS / min(max(steps, 150), 2400)) ** 0.9
+    return rate * float((TUNED_STEPS / min(max(steps, 150), 2400)) ** 0.9)

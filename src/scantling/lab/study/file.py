@@ -70,7 +70,7 @@ def _shapes(told: dict[str, Any], path: Path, fields: dict[str, Any]) -> tuple[S
         if not isinstance(given.get("n_layer"), list):
             raise FieldError("iso.n_layer", given.get("n_layer"), "must list depths",
                              "n_layer = [2, 4, 8]")  # fmt: skip
-        wanted = {
+        wanted: dict[str, Any] = {
             k: _count(given[k], f"iso.{k}") for k in ("body", "params", "flops") if k in given
         }
         other = {k: given[k] for k in ("time", "chip") if k in given}

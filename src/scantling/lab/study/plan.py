@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from msgspec import Struct
 
+from scantling.costs.fit import largest
 from scantling.errors import FieldError
 from scantling.lab.study.design import LEAST_SEEDS, Shape, Study
 from scantling.lab.study.trial import Pace
@@ -40,13 +41,15 @@ class Plan(Struct, frozen=True):
         """The plan in sentences."""
         n, extend = study.rates.n, study.rates.extend
         grown = f", up to {n + extend} where the best lies at the edge" if extend else ""
-        found = [
-            f"{len(self.shapes)} shapes × {n} rates{grown} × {self.seeds} seeds, "
-            f"{count_text(self.tokens)} tokens a run, {self.workers} "
-            f"{'worker' if self.workers == 1 else 'workers'}: about {minutes(self.expected_s)}, "
-            f"at most {minutes(self.most_s)}"
-        ]
-        return found + [f"to fit {minutes(self.budget_s or 0)}: {text}" for text in self.shrunk]
+        workers = f"{self.workers} {'worker' if self.workers == 1 else 'workers'}"
+        rates = "one rate" if n == 1 else f"{n} rates"
+        first = (
+            f"{len(self.shapes)} shapes × {rates}{grown} × {self.seeds} seeds, "
+            f"{count_text(self.tokens)} tokens a run, {workers}: about "
+            f"{minutes(self.expected_s)}, at most {minutes(self.most_s)}"
+        )
+        fit = f"to fit {minutes(self.budget_s or 0)}"
+        return [first, *(f"{fit}: {text}" for text in self.shrunk)]
 
 
 def minutes(seconds: float) -> str:
@@ -81,8 +84,9 @@ def makespan(seconds: list[float], workers: int) -> float:
 
 
 def plan(
-    study: Study, paces: Mapping[str, Pace], workers: int, budget_s: float | None = None
-) -> Plan:
+    study: Study, paces: Mapping[str, Pace], workers: int, budget_s: float | None = None,
+    *, smallest: bool = False,
+) -> Plan:  # fmt: skip
     """A study that fits a budget: fewer tokens first, then fewer shapes, then fewer seeds.
 
     Seeds are never fewer than three, and shapes never fewer than two. Half of what grids may grow
@@ -93,6 +97,7 @@ def plan(
         paces: Measured, by name of the shape.
         workers: Jobs at once; a job is a shape.
         budget_s: Seconds at most; None takes the study as it is.
+        smallest: Whether the smallest study is taken where none fits.
 
     Raises:
         FieldError: If not even the smallest study fits.
@@ -124,6 +129,8 @@ def plan(
             dropped.insert(0, shapes.pop().name)
         elif seeds > LEAST_SEEDS:
             seeds -= 1
+        elif smallest:
+            break
         else:
             need = likely(least) / RESERVE
             raise FieldError("budget", minutes(budget_s), "is too short: two shapes at "
@@ -131,12 +138,12 @@ def plan(
                              f"{minutes(need)}", f"give {minutes(need * 1.05)}")  # fmt: skip
     tokens = study.tokens
     if likely(tokens) > room:
-        low, high = least, study.tokens
-        while high - low > max(least // 200, 1):
-            middle = (low + high) // 2
-            fits = likely(middle) <= room
-            low, high = (middle, high) if fits else (low, middle)
-        tokens = low
+        tokens = max(largest(lambda n: likely(n) <= room, study.tokens), least)
+    return found(tokens, _given_up(study, tokens, seeds, dropped))
+
+
+def _given_up(study: Study, tokens: int, seeds: int, dropped: list[str]) -> list[str]:
+    """What a plan is without, in sentences."""
     told = []
     if tokens < study.tokens:
         told.append(f"{count_text(tokens)} tokens a run instead of {count_text(study.tokens)}")
@@ -144,4 +151,4 @@ def plan(
         told.append(f"without {', '.join(dropped)}")
     if seeds < study.seeds:
         told.append(f"{seeds} seeds instead of {study.seeds}")
-    return found(tokens, told)
+    return told

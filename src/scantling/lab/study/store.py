@@ -12,7 +12,6 @@ import msgspec
 
 from scantling.errors import FieldError
 from scantling.lab.study.design import Study
-from scantling.lab.study.plan import Plan
 from scantling.lab.study.trial import Record
 
 T = TypeVar("T")

@@ -12,7 +12,7 @@ from msgspec import Struct
 from scantling.lab.stats import mean
 from scantling.lab.study import store
 from scantling.lab.study.design import Shape, Study
-from scantling.lab.study.trial import Data, Outcome, Record, Runner, code_version, key
+from scantling.lab.study.trial import Data, Outcome, Pace, Record, Runner, code_version, key
 
 
 class ShapeJob(Struct, frozen=True):
@@ -25,6 +25,9 @@ class ShapeJob(Struct, frozen=True):
     folder: str
     until: float | None = None
     """Seconds since the epoch after which no run is begun."""
+    pace: Pace | None = None
+    slack: float = math.inf
+    """Times longer than its pace that runs may take, before the study must be planned anew."""
 
 
 class Swept(Struct, frozen=True):
@@ -36,6 +39,8 @@ class Swept(Struct, frozen=True):
     """From low to high, with those that the grid grew by."""
     stopped: bool = False
     """Whether the time was up before all runs were done."""
+    slow: float | None = None
+    """How many times longer than planned its runs took, where that ends the job."""
     lost: bool = False
     """Whether every worker that ran it died."""
 
@@ -49,18 +54,21 @@ def run_shape(shared: tuple[Study, Runner], job: ShapeJob) -> Swept:
     study, runner = shared
     rates = study.grid(job.shape, job.tokens)
     done: list[Record] = []
+    made: list[Record] = []
 
     def complete(asked: Sequence[float]) -> bool:
         for seed in range(job.seeds):
             for rate in asked:
-                found = _one(study, runner, job, rate, seed)
-                if found is None:
+                found = _one(study, runner, job, rate, seed, made)
+                if found is None or slower(job, made) > job.slack:
                     return False
                 done.append(found)
         return True
 
     if not complete(rates):
-        return Swept(job.shape.name, tuple(done), tuple(rates), stopped=True)
+        times = slower(job, made)
+        return Swept(job.shape.name, tuple(done), tuple(rates), stopped=True,
+                     slow=times if times > job.slack else None)  # fmt: skip
     for _ in range(study.rates.extend):
         edge = at_edge(best_rate(done), rates)
         if edge is None:
@@ -74,7 +82,17 @@ def run_shape(shared: tuple[Study, Runner], job: ShapeJob) -> Swept:
     return Swept(job.shape.name, tuple(done), tuple(rates))
 
 
-def _one(study: Study, runner: Runner, job: ShapeJob, rate: float, seed: int) -> Record | None:
+def slower(job: ShapeJob, new: Sequence[Record]) -> float:
+    """How many times longer than planned new runs of a job took."""
+    if job.pace is None or not new:
+        return 1.0
+    planned = job.pace.once_s + sum(job.pace.seconds(r.trial.steps) for r in new)
+    return sum(r.outcome.seconds for r in new) / planned
+
+
+def _one(
+    study: Study, runner: Runner, job: ShapeJob, rate: float, seed: int, new: list[Record]
+) -> Record | None:  # fmt: skip
     """The run of a rate and seed: kept, or run now; None where the time is up."""
     trial = study.trial(job.shape, rate, seed, job.tokens)
     name = key(trial, job.data, runner.name)
@@ -88,6 +106,7 @@ def _one(study: Study, runner: Runner, job: ShapeJob, rate: float, seed: int) ->
     found = Record(name, job.shape.name, trial, outcome, code_version(trial.probe))
     if folder.is_dir():  # on another machine the caller keeps it
         store.keep(folder, found)
+    new.append(found)
     return found
 
 

@@ -16,7 +16,9 @@ from scantling.lab.study.trial import Data, Outcome, Pace, Trial
 if TYPE_CHECKING:
     from scantling.lab.data import Windows
 
-TIMED_STEPS = 5
+TIMED_STEPS, TIMED_S, MOST_STEPS = 5, 3.0, 150
+"""Steps that are timed, more of them until so many seconds are sampled: what else the machine does
+comes in bursts longer than a step."""
 JUDGED = {"choose": 2**14, "report": 2**15}
 """Tokens that slices of a text are judged on: the same ones for all runs, so that what chance put
 in them is in no difference. Judging all of a slice would take as long as a small run."""
@@ -53,11 +55,12 @@ class Training:
         """Time five steps, building and judging apart."""
         begun = time.perf_counter()
         self._begin(trial)
-        self._train(trial, steps=1)  # what a process loads once is no part of every run
+        first = self._train(trial, steps=TIMED_STEPS)  # it also loads what a process loads once
         once_s = time.perf_counter() - begun
         begun = time.perf_counter()
-        found = self._train(trial, steps=TIMED_STEPS + 2)
-        step_s = float(found.step_s)
+        steps = math.ceil(TIMED_S / float(first.step_s))
+        found = self._train(trial, steps=min(max(steps, TIMED_STEPS), MOST_STEPS))
+        step_s = found.seconds / found.steps
         all_s = time.perf_counter() - begun
         if trial.probe is not None:
             begun = time.perf_counter()
@@ -91,9 +94,9 @@ class Training:
 
     def _step(self, trial: Trial) -> int:
         one = _task(trial.data, trial.batch, trial.context, trial.tokenizer)
-        return one.batch_size * one.context
+        return int(one.batch_size * one.context)
 
-    def _train(self, trial: Trial, **length: int) -> Any:
+    def _train(self, trial: Trial, **length: Any) -> Any:
         from scantling.lab.train import TrainingRun, train
 
         return train(TrainingRun(

@@ -7,7 +7,7 @@ import hashlib
 import json
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import msgspec
 from msgspec import Struct
@@ -16,6 +16,9 @@ from scantling import __version__
 from scantling.spec import Spec
 
 LAB = Path(__file__).parents[1]
+
+
+Param = Literal["sp", "mup", "completep"]
 
 
 class Trial(Struct, frozen=True):
@@ -29,7 +32,7 @@ class Trial(Struct, frozen=True):
     batch: int
     context: int
     tokenizer: str = "bytes"
-    param: str = "sp"
+    param: Param = "sp"
     optimizer: str = "adamw"
     schedule: str = "cosine"
     probe: str | None = None

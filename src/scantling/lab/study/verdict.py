@@ -62,7 +62,7 @@ def arm(study: Study, swept: Swept, data: Data) -> Arm:
     records = [r for r in records if r.trial.seed in whole and r.trial.rate in swept.rates]
     if swept.lost:
         return Arm(swept.shape, None, swept.rates, (), None,
-                   unresolved="every worker that ran it died: out of memory, or killed")  # fmt: skip
+                   unresolved="every worker died that ran it, out of memory or killed")  # fmt: skip
     if len(whole) < LEAST_SEEDS:
         return Arm(swept.shape, None, swept.rates, (), None,
                    unresolved=f"time was up after {len(whole)} of {study.seeds} seeds")  # fmt: skip
@@ -109,7 +109,8 @@ def _doubt(
     study: Study, at_best: Sequence[Record], edge: str | None, data: Data
 ) -> str | None:  # fmt: skip
     if edge is not None:
-        return f"edge: its best rate {at_best[0].trial.rate:g} is the {'highest' if edge == 'upper' else 'lowest'} tried"  # fmt: skip
+        end = "highest" if edge == "upper" else "lowest"
+        return f"edge: its best rate {at_best[0].trial.rate:g} is the {end} tried"
     if study.measure.name in {"loss", "bits_per_byte"} and data.unigram is not None:
         flat = sum(r.outcome.measures["loss"] > UNTRAINED * data.unigram for r in at_best)
         if flat == len(at_best):
@@ -186,8 +187,8 @@ def _verdict(
     if measure.solved is not None:
         size += " in the share of seeds that solve it"
     if p < LEVEL:
-        return Verdict(a.shape, b.shape, "better", f"{a.shape} {measure.word} than {b.shape} by {size}",
-                       *told, p)  # fmt: skip
+        text = f"{a.shape} {measure.word} than {b.shape} by {size}"
+        return Verdict(a.shape, b.shape, "better", text, *told, p)
     needed = None if sd is None else stats.seeds_needed(sd, c.difference, tests)
     if sd is None:
         seeds = "more seeds"

@@ -1,0 +1,140 @@
+"""``scantling lab`` as it is typed: lists, runs to a verdict, explains, says what is wrong."""
+
+import json
+import pathlib
+import re
+
+import pytest
+from click.testing import CliRunner
+
+from scantling.cli import group
+from scantling.errors import ScantlingError
+from scantling.lab.experiments import EXPERIMENTS
+from scantling.sources import sources
+
+pytest.importorskip("torch", reason="needs the extra lab")
+
+from scantling.lab.grammar import buildable
+
+STUDY = """
+name = "tiny"
+question = "One layer or two?"
+data = "hops:nodes=4,hops=1"
+tokens = 2_000
+batch = 16
+context = 9
+rates = {n = 1, step = 2.0, extend = 0}
+[iso]
+n_layer = [1, 2]
+body = 6_000
+"""
+
+
+@pytest.fixture
+def typed(tmp_path, monkeypatch):
+    """What a command prints, as JSON where it is asked for."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words):
+        found = CliRunner().invoke(group, list(words), standalone_mode=False)
+        if found.exception is not None:
+            raise found.exception
+        return found
+
+    return run
+
+
+@pytest.mark.parametrize("preset", ["quick", "standard"])
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_every_experiment_is_a_study_of_shapes_the_lab_builds_with_its_sources(name, preset):
+    one = EXPERIMENTS[name]
+    study = one.study(preset).check()
+    assert study.name == name
+    assert study.seeds >= 3
+    assert study.expected
+    assert study.sources
+    assert set(study.sources) <= set(sources())
+    assert one.page
+    for shape in study.shapes:
+        buildable(shape.spec)
+        assert all(abs(off) < 0.03 for off in shape.matched.values()), shape.name
+
+
+def test_the_experiments_are_listed_and_each_has_its_page(typed):
+    listed = typed("lab").output
+    assert all(name in listed for name in EXPERIMENTS)
+    page = typed("lab", "list", "depth-width").output
+    assert "Gemstones" in page
+    rows = json.loads(typed("lab", "list", "--json").output)["experiments"]
+    assert {r["name"] for r in rows} == set(EXPERIMENTS)
+
+
+def test_a_study_of_ones_own_runs_to_a_verdict_and_is_explained(typed, tmp_path):
+    (tmp_path / "tiny.toml").write_text(STUDY)
+    ran = typed("lab", "run", "tiny.toml", "--engine", "here", "--device", "cpu")
+    assert re.search(r"not separated|better|unresolved", ran.output)
+    folder = tmp_path / "lab-runs" / "tiny"
+    rows = [json.loads(line) for line in (folder / "runs.jsonl").read_text().splitlines()]
+    assert len(rows) == 6
+    assert {r["depth"] for r in rows} == {1, 2}
+    told = typed("lab", "report", str(folder)).output
+    for part in ("The question", "One layer or two?", "How to read it", "do not transfer"):
+        assert part in told
+    page = (folder / "report.html").read_text()
+    assert "<svg" in page
+    assert "http" not in page.replace("http://www.w3.org/2000/svg", "")
+    again = json.loads(typed("lab", "run", "tiny.toml", "--engine", "here", "--device", "cpu",
+                             "--json").output)  # fmt: skip
+    kept = json.loads((folder / "result.json").read_text())
+    assert again["verdicts"] == kept["verdicts"]
+    assert [s["seeds"] for s in again["shapes"]] == [s["seeds"] for s in kept["shapes"]]
+
+
+@pytest.mark.parametrize(("text", "says"), [
+    (STUDY.replace("body", "bodies"), "iso.bodies is no key of a study; did you mean body?"),
+    (STUDY.replace("tokens", "token"), "token is no key of a study; did you mean tokens?"),
+    (STUDY.replace("[1, 2]", "3"), "iso.n_layer 3 must list depths"),
+    (STUDY.replace("[1, 2]", "[1]"), "shapes 1 compare nothing"),
+    (STUDY + "params = 5_000\n", "must make one quantity equal"),
+    ("name = ", "is no TOML"),
+    ("name = 'a'\n[[shapes]]\nmodel = 'lama-3.1-8b'\n", "shapes.model lama-3.1-8b cannot be read"),
+])  # fmt: skip
+def test_a_study_file_with_a_fault_is_one_clear_line(typed, tmp_path, text, says):
+    (tmp_path / "tiny.toml").write_text(text)
+    with pytest.raises(ScantlingError) as caught:
+        typed("lab", "run", "tiny.toml")
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("words", "says"), [
+    (["run", "depth-with"], "did you mean depth-width?"),
+    (["run", "depth-width", "--seeds", "2"], "seeds 2 are too few"),
+    (["run", "depth-width", "--preset", "slow"], "--preset slow is not known"),
+    (["run", "depth-width", "--engine", "dask"], "engine dask is not known"),
+    (["report", "nowhere"], "holds no study; give the folder of a study"),
+    (["run", "none.toml"], "cannot be read"),
+])  # fmt: skip
+def test_a_muddled_command_is_one_clear_line(typed, words, says):
+    with pytest.raises(ScantlingError) as caught:
+        typed("lab", *words)
+    assert says in str(caught.value)
+
+
+def test_no_torch_is_one_clear_line(typed, monkeypatch):
+    monkeypatch.setattr("scantling.lab.torch_needed.find_spec", lambda _: None)
+    with pytest.raises(ScantlingError, match=r"needs torch; pip install 'scantling\[lab\]'"):
+        typed("lab", "run", "depth-width")
+
+
+def test_a_saved_design_trains_its_front_small(typed):
+    typed("design", "--params", "20M", "--vocab", "8192", "--bound", "d_model=256:640", "--bound",
+          "n_layer=4:24", "--save", "d", "--rows", "2")  # fmt: skip
+    from scantling.lab.study.file import read_study
+
+    study = read_study(pathlib.Path("d/study.toml"))
+    depths = [int(s.spec.n_layer) for s in study.shapes]
+    assert len(set(depths)) == len(depths) >= 3
+    for shape in study.shapes:
+        buildable(shape.spec)
+        assert abs(shape.matched["body"]) < 0.02
