@@ -262,3 +262,14 @@ def test_a_language_lasts_for_one_command():
     before = greeting()
     assert greeting("--lang", "zh") != before
     assert greeting() == before
+
+
+@pytest.mark.usefixtures("chinese")
+def test_the_fixes_and_the_sums_of_lint_are_chinese_too(tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.json").write_text('{"model_type": "gpt2", "vocab_size": 50257}')
+    told = CliRunner().invoke(group, ["lint", str(tmp_path), "--lang", "zh"]).stdout
+
+    assert "修法：vocab_size 50304" in told
+    assert "条未显示" in told
+    assert "2 个模型：0 个错误，2 个警告" in told
