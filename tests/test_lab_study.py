@@ -278,9 +278,11 @@ def kill_and_resume(tmp_path, kills, seed):
     return answer(study(1, 2, 4), Fake({2: 0.1}), folder, engine="here"), log, killed
 
 
-def test_a_study_killed_at_random_moments_ends_as_one_that_was_not(tmp_path, ask):
+@pytest.mark.parametrize("seed", range(1 + KILLS // 15))
+def test_a_study_killed_at_random_moments_ends_as_one_that_was_not(tmp_path, ask, seed):
     (tmp_path / "k").mkdir()
-    found, log, killed = kill_and_resume(tmp_path / "k", KILLS, seed=1)
+    found, log, killed = kill_and_resume(tmp_path / "k", KILLS, seed)
+    print(killed, "kills")  # noqa: T201 - shown with -s
     assert killed >= 1
     assert told(found) == told(ask(study(1, 2, 4), Fake({2: 0.1})))
     runs = log.read_text().splitlines()
