@@ -243,7 +243,7 @@ def test_a_shape_whose_workers_die_is_reported_and_the_others_are_answered(tmp_p
 
 KILLS = int(os.environ.get("SCANTLING_KILLS", "4"))
 """More for a thorough run: ``SCANTLING_KILLS=50``."""
-DELAY = 0.02 if KILLS < 10 else 0.6
+DELAY = 0.15 if KILLS < 10 else 0.6
 SCRIPT = """
 import pathlib, sys
 from fake_runs import Fake
@@ -267,7 +267,7 @@ def kill_and_resume(tmp_path, kills, seed):
     while True:
         begun = subprocess.Popen(command, env=os.environ | {"PYTHONPATH": path})
         if killed < kills:
-            time.sleep(draw.uniform(0.2, 3.0))
+            time.sleep(draw.uniform(0.2, 1.8))
             begun.send_signal(signal.SIGKILL)
             killed += begun.wait() == -signal.SIGKILL
             if (folder / store.RESULT).exists():

@@ -57,7 +57,7 @@ def gradient_norms(preset: Preset) -> Study:
         ),
         sources=("xiong2020", "deepnet2022"),
         caveat=(
-            "How large the factors are depends on depth, warmup and above all on how large branches "
+            "How large the factors are depends on depth, warmup and most on how large branches "
             "begin: here what writes to the stream begins smaller by the root of the number of "
             "blocks, with which post-norm trains at 24 layers; the published growth is that of "
             "branches of full size."
