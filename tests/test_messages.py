@@ -17,7 +17,8 @@ from scantling.cli import VERBS, group
 from scantling.errors import FieldError, UnknownNameError
 from scantling.messages import has_message, in_language, use_language
 from scantling.report.glossary import find_term, terms
-from scantling.rules import load_rules
+from scantling.rules import lint, load_rules, setting
+from scantling.rules.examples import examples
 from scantling.sources import read_data, source
 
 ROOT = pathlib.Path(scantling.__file__).parent
@@ -87,6 +88,22 @@ def test_no_text_of_a_rule_or_a_report_is_missing(path):
     texts = {t for t in texts if not (t.startswith("scantling.") or NAMED.fullmatch(t))}
 
     assert {t for t in texts if not has_message(t)} == set()
+
+
+@pytest.mark.usefixtures("chinese")
+@pytest.mark.parametrize("example", examples(), ids=lambda e: e.code)
+def test_a_finding_is_chinese_throughout_also_what_others_passed_on(example):
+    """Refusals of the reader, sides of matrices, scalings: no two English words are left together.
+
+    Names of kernels, schemes and classes stay, as do code and the title of a runtime.
+    """
+    for finding in lint(example.config, setting(**example.setting), name=example.name).findings:
+        for text in (finding.message, finding.fix.text if finding.fix else ""):
+            left = in_language(text)
+            for name in ("SDPA flash", "memory-efficient", "CUDA flash attention",
+                         "TensorRT-LLM masked attention"):  # fmt: skip
+                left = left.replace(name, "")
+            assert not re.search(r"(?<![\w-])(?!in )[a-z]{2,} [a-z]{2,}\b", left), text
 
 
 def commands(command):
@@ -245,3 +262,14 @@ def test_a_language_lasts_for_one_command():
     before = greeting()
     assert greeting("--lang", "zh") != before
     assert greeting() == before
+
+
+@pytest.mark.usefixtures("chinese")
+def test_the_fixes_and_the_sums_of_lint_are_chinese_too(tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.json").write_text('{"model_type": "gpt2", "vocab_size": 50257}')
+    told = CliRunner().invoke(group, ["lint", str(tmp_path), "--lang", "zh"]).stdout
+
+    assert "修法：vocab_size 50304" in told
+    assert "条未显示" in told
+    assert "2 个模型：0 个错误，2 个警告" in told

@@ -189,6 +189,15 @@ def test_another_rotary_base_is_a_doubt_and_no_shape():
     assert any("theta: 10000 against 500000" in text for text in found["doubts"])
 
 
+def test_two_scalings_that_look_alike_are_told_by_what_differs():
+    """DeepSeek-V3 and V2 both stretch by 40 with yarn; mscale is 1 in one, 0.707 in the other."""
+    found = compare("deepseek-v3", "deepseek-v2", weights=True)["weights"]["merge"]
+    told = next(d for d in found["doubts"] if "scaling" in d)
+
+    assert "mscale 1" in told
+    assert "mscale 0.707" in told
+
+
 @pytest.mark.parametrize("name", ["llama-3.1-8b", "gpt2", "gemma-3-27b", "mixtral-8x7b",
                                   "deepseek-v3", "qwen3-next-80b-a3b"])  # fmt: skip
 def test_a_dimension_is_called_shape_just_where_it_changes_a_weight(name):

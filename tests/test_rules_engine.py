@@ -12,7 +12,7 @@ from scantling import analyze, catalog
 from scantling.errors import FieldError
 from scantling.formats.checkpoint import Checkpoint
 from scantling.quantity import Quantity
-from scantling.rules import Subject, find_rule, lint, load_rules, select, setting, subject
+from scantling.rules import Subject, find_rule, fix, lint, load_rules, select, setting, subject
 from scantling.rules.backends import backends
 from scantling.rules.setting import runtimes
 from scantling.sources import sources
@@ -229,3 +229,51 @@ def test_what_analyze_finds_is_what_the_rules_find(name):
     assert [(f["code"], f["level"], f["message"]) for f in own] == [
         (f.code, f.level, f.message) for f in report.findings
     ]
+
+
+@pytest.mark.parametrize(("name", "tp", "heads"), [
+    ("gpt2-xl", 2, 20), ("gpt2", 8, 8), ("pythia-12b", 16, 32), ("opt-125m", 8, 8),
+])  # fmt: skip
+def test_where_the_class_derives_the_head_width_the_mended_heads_divide_the_width(name, tp, heads):
+    """1600 = 20 × 80 and no multiple of 26; the parameters of the heads stay what they were."""
+    found = fix(subject(name, setting(tp=tp)))
+
+    assert found.after.passed
+    assert found.spec.n_head == found.spec.n_kv_head == heads
+    assert found.spec.d_model % heads == 0
+    assert "kv" not in next(f for f in found.applied if f.code == "SC201").fix.text
+
+
+def test_where_no_heads_divide_both_only_degrees_are_named():
+    """4544 = 2^6 · 71: two ranks would need heads of 32 or of 568."""
+    found = next(f for f in lint("falcon-7b", tp=2).findings if f.code == "SC201")
+
+    assert not found.fix.automatic
+    assert found.fix.text == "valid TP: 1"
+
+
+def test_a_share_that_is_less_aligned_than_the_whole_is_told():
+    """8208 / 8 = 1026 = 2 · 513, where 8208 is a multiple of 16."""
+    config = {"model_type": "gpt_neox", "hidden_size": 2048, "num_attention_heads": 16,
+              "num_hidden_layers": 16, "intermediate_size": 8208, "vocab_size": 50304}  # fmt: skip
+    found = next(f for f in lint(config, tp=8).findings if f.code == "SC303")
+
+    assert (found.level, found.field) == ("warning", "intermediate_size")
+    assert "1026" in found.message
+
+
+def test_the_key_that_a_scaling_lacks_is_the_one_that_is_asked_for():
+    """Its frequency factors are missing; its factor is given, and right."""
+    scaling = {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 8192}
+    config = {"model_type": "llama", "max_position_embeddings": 65536, "rope_scaling": scaling}
+    found = [f for f in lint(config).findings if f.code == "SC701"]
+
+    assert found
+    assert all("low_freq_factor" in f.fix.text for f in found)
+
+
+def test_an_error_says_what_the_weights_are_counted_in():
+    """DeepSeek-V3 is 1.25 TiB in 16 bits, and fits 8 × H200 in the FP8 it is released in."""
+    plain = lint("deepseek-v3", gpu="h200-sxm", tp=8)
+    assert any(f.code == "SC901" and "in 16 bits" in f.message for f in plain.findings)
+    assert lint("deepseek-v3", gpu="h200-sxm", tp=8, quant="fp8-block").passed

@@ -9,6 +9,7 @@ import click
 
 from scantling.cli.options import CONTEXT, COUNT, F, as_json, show_json
 from scantling.errors import FieldError, ScantlingError
+from scantling.messages import in_language
 
 if TYPE_CHECKING:
     from scantling.rules import Report, Rule, Setting
@@ -98,7 +99,8 @@ def lint(models: tuple[str, ...], **given: Any) -> int:
             if len(wanted) == 1:
                 raise
             status = 2
-            click.echo(f"error: {name}: {error}", err=True)
+            told = str(error) if name in str(error) else f"{name}: {error}"
+            click.echo(in_language(f"error: {told}"), err=True)
             continue
         reports.append(found)
         status = max(status, _status(found, strict=given["strict"]))
@@ -183,7 +185,7 @@ def _total(reports: list[Report]) -> None:
     words = {"error": "error", "warning": "warning", "info": "note"}
     sums = {word: sum(r.count(level) for r in reports) for level, word in words.items()}
     counts = ", ".join(f"{n} {word}{'s' if n != 1 else ''}" for word, n in sums.items())
-    click.echo(f"{len(reports)} models: {counts}")
+    click.echo(in_language(f"{len(reports)} model{'s' if len(reports) != 1 else ''}: {counts}"))
 
 
 def _explain(name: str, *, as_json: bool) -> int:

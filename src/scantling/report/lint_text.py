@@ -62,7 +62,8 @@ def _print_finding(out: Any, f: Finding) -> None:
     message = _safe(in_language(f.message))
     out.print(f"  {f.code} {level} [bold]{_safe(f.field)}[/bold]: {message}", highlight=False)
     if f.fix is not None:
-        out.print(f"        fix: {f.fix.text}", highlight=False, markup=False)
+        fix = in_language("fix: {}").replace("{}", in_language(f.fix.text))
+        out.print(f"        {fix}", highlight=False, markup=False)
     if f.gain is not None:
         why = f" [{f.gain.why[0]}]" if f.gain.why else ""
         out.print(f"        {quantity_text(f.gain)}{why}", highlight=False, markup=False)

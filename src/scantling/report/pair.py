@@ -134,10 +134,11 @@ def _vocabulary(given: Any) -> dict[str, int] | None:
 def _merge(found: Transfer, a: catalog.Loaded, b: catalog.Loaded, token: dict[str, Any]) -> Any:
     """Averaging weights needs every tensor to be the other's, the same tokens and one ancestor."""
     every = differences(a.spec, b.spec)
-    blocked = [f"{d.field}: {_short(d.a)} against {_short(d.b)}" for d in every
-               if d.kind == "shape"]  # fmt: skip
-    doubts = [f"{d.field}: {_short(d.a)} against {_short(d.b)}: the same weights compute another "
-              "function" for d in every if d.kind == "function"]  # fmt: skip
+    blocked = [f"{d.field}: {one} against {other}" for d in every
+               if d.kind == "shape" for one, other in [_both(d.a, d.b)]]  # fmt: skip
+    doubts = [f"{d.field}: {one} against {other}: the same weights compute another function"
+              for d in every if d.kind == "function"
+              for one, other in [_both(d.a, d.b)]]  # fmt: skip
     if token["same"] is False:
         blocked.append("tokenizer: the same row of the embedding stands for other tokens")
     if not found.whole and not blocked:
@@ -151,6 +152,15 @@ def _merge(found: Transfer, a: catalog.Loaded, b: catalog.Loaded, token: dict[st
         doubts.append(f"tokenizer: {token['why']}")
     return {"possible": not blocked, "blocked_by": blocked, "doubts": doubts,
             "common_ancestor": ancestor}  # fmt: skip
+
+
+def _both(a: Any, b: Any) -> tuple[str, str]:
+    """Two values in short; where they look alike, with the settings that differ."""
+    one, other = _short(a), _short(b)
+    if one == other and isinstance(a, dict) and isinstance(b, dict):
+        keys = [k for k in {**a, **b} if a.get(k) != b.get(k)]
+        one, other = (f"{one} ({', '.join(f'{k} {v.get(k)}' for k in keys)})" for v in (a, b))
+    return one, other
 
 
 def _short(value: Any) -> str:

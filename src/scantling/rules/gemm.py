@@ -123,14 +123,15 @@ def gemm_shard(s: Subject) -> Iterator[Found]:
     """What holds of a width holds of a rank's share of it.
 
     The product that runs has F/t columns, H h/t queries: a width that is aligned whole may not be
-    in parts (6400 over 32 is 200). A multiple of 64 t is aligned on every rank.
+    in parts (6400 over 32 is 200; 8208 over 8 is 1026, no multiple of 8 any more). A multiple of
+    64 t is aligned on every rank.
 
     Exceptions: those of SC301 and SC302.
     """
     for w in widths(s):
-        if w.degree == 1 or w.whole % w.degree or w.whole % 64:
+        if w.degree == 1 or w.whole % w.degree:
             continue
-        if w.own % 64:
+        if any(w.own % step and not w.whole % step for step in (LOAD, 64)):
             level: Level = "warning" if w.own % LOAD or w.own < 64 else "info"
             yield Found(level, s.key(w.field), f"{w.path}: {w.text} on a rank is no multiple of 64",
                         _round(s, w, 64))  # fmt: skip
@@ -199,7 +200,8 @@ def dtype_on_chip(s: Subject) -> Iterator[Found]:
     except FieldError as error:
         if dtype == "fp32":
             return
-        yield Found("error", "dtype", str(error), Fix(text=error.hint) if error.hint else None)
+        yield Found("error", "dtype", f"{error.path} {error.value} {error.rule}",
+                    Fix(text=error.hint) if error.hint else None)  # fmt: skip
         return
     if dtype == "mxfp8" and float(chip.compute_capability or 0) < 10:
         yield Found("error", "dtype", f"{chip.name} has no units for MXFP8's scales of 32: it came "

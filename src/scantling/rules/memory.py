@@ -33,6 +33,13 @@ def _weights(s: Subject) -> float:
     return float(found)
 
 
+def _bits(s: Subject) -> str:
+    """What the weights are in: a catalogue name or a config without a scheme says 16 bits."""
+    if s.scheme is not None and s.scheme.quantised:
+        return s.scheme.name
+    return "32 bits" if s.setting.dtype == "fp32" and s.setting.quant is None else "16 bits"
+
+
 @rule("SC901", "weights-fit", "mleng-accelerators")
 def weights_fit(s: Subject) -> Iterator[Found]:
     """The weights of a rank fit into the memory of its chip, experts all of them.
@@ -63,8 +70,9 @@ def weights_fit(s: Subject) -> Iterator[Found]:
         more = next((n for n in (2, 4, 8, 16, 32, 64) if held * s.setting.tp / n < FILLED * room
                       and not any(tp_reasons(s.legal, n))), None)  # fmt: skip
         text = f"TP {more}" if more else "more chips"
-        yield Found("error", "gpu", f"the weights take {bytes_text(held)} on a chip, {chip.key} "
-                    f"holds {bytes_text(room)}", Fix(text=f"{text}, or weights in fewer bits"),
+        yield Found("error", "gpu", f"the weights take {bytes_text(held)} in {_bits(s)} on a chip, "
+                    f"{chip.key} holds {bytes_text(room)}",
+                    Fix(text=f"{text}, or weights in fewer bits (--quant)"),
                     exact(held - room, "bytes too many on a chip"))  # fmt: skip
 
 
@@ -92,11 +100,11 @@ def cache_fits(s: Subject) -> Iterator[Found]:
     level: Level = "error" if cache + weights > room else "warning"
     left = max(FILLED * room - weights, 0.0)
     most = longest_cached(s.legal, left, batch, plan=plan).tokens
-    yield Found(level, "context", f"weights {bytes_text(weights)} and caches "
+    yield Found(level, "context", f"weights {bytes_text(weights)} in {_bits(s)} and caches "
                 f"{bytes_text(cache)} of "
                 f"{batch} × {own.context} tokens on {own.chip.key}, which holds {bytes_text(room)}",
                 Fix(text=f"--context {most}, a smaller batch, or more chips" if most else
-                    "more chips, or weights in fewer bits"),
+                    "more chips, or weights in fewer bits (--quant)"),
                 exact(cache + weights - FILLED * room, "bytes too many on a chip"))  # fmt: skip
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from scantling.costs.parallel import (
     DIVIDED,
     kv_replication,
+    near_kv,
     near_multiple,
     nearest_change,
     padded_heads,
@@ -39,6 +40,11 @@ def _tp_shape(s: Subject) -> Fix:
     good = valid_degrees(s.legal, 2 * tp).tp
     degrees = f"valid TP: {', '.join(map(str, good))}"
     changes = nearest_change(s.legal, "tp", tp)
+    if "n_head" in changes and s.part is not None and not s.part.has("d_head"):
+        heads = _heads_of_width(s)
+        if not heads:
+            return Fix(text=degrees)
+        changes |= heads
     if s.experts:
         wide = [int(e.d_expert) for _, e in s.experts]
         if any(w % expert_tp(s.setting.plan) for w in wide):
@@ -48,9 +54,25 @@ def _tp_shape(s: Subject) -> Fix:
     if not changes or changed(s.legal, **changes) is None:
         return Fix(text=degrees)
     changes = held(s.legal, changes, 64 * tp)
-    words = ", ".join(f"{s.key(k)} {v}" for k, v in changes.items())
+    words = s.said(changes)
     same: tuple[str, ...] = ("params",) if keeps_parameters(s.legal, changes) else ()
     return Fix(text=f"{words}; or {degrees}", spec=changes, keeps=(*same, "d_model", "n_layer"))
+
+
+def _heads_of_width(s: Subject) -> dict[str, int]:
+    """Heads for a class that takes D/H for their width: the nearest that ranks and width allow."""
+    tp, width = s.setting.tp, int(s.legal.d_model)
+    if not s.attentions:
+        return {}
+    first = s.attentions[0][1]
+    heads, kv, narrow = int(first.n_head), int(first.n_kv_head), min(64, int(first.d_head))
+    good = [n for n in range(tp, width // narrow + 1, tp)
+            if width % (8 * n) == 0 and width // n <= 256]  # fmt: skip
+    if not good:
+        return {}
+    near = min(good, key=lambda n: (abs(n - heads), n))
+    each = near if kv == heads else near_kv(kv, near, tp)
+    return {"n_head": near, "n_kv_head": each, "d_head": width // near}
 
 
 @rule("SC201", "tp-heads", MEGATRON, VLLM, "sglang-0.5.23")

@@ -58,7 +58,7 @@ def _fix(s: Subject, own: Scheme) -> Fix | None:
     new = changed(s.legal, **changes)
     if new is None or not _whole(new, own, s):
         changes = near
-    words = ", ".join(f"{s.key(k)} {v}" for k, v in changes.items())
+    words = s.said(changes)
     return Fix(text=f"{words}; or {degrees}", spec=changes)
 
 

@@ -159,7 +159,7 @@ def _legal_fix(part: Partial, kind: str, problem: str) -> Fix | None:
         value = int(limit / factor) if limit % factor == 0 else limit
         settings = {**_settings(part), "original_max_position_embeddings": value}
         return Fix(text=f"original_max_position_embeddings {value}", config={FIELD: settings})
-    if "factor is missing" in problem and original and limit and limit > original:
+    if problem.startswith("factor is missing") and original and limit and limit > original:
         settings = {**_settings(part), "factor": limit / original}
         return Fix(text=f"factor {limit / original:g}", config={FIELD: settings})
     if kind not in scaling_kinds():
@@ -182,7 +182,7 @@ def rope_scaling_keys(s: Subject) -> Iterator[Found]:
         if "has no effect on" in warning or "is not read" in warning:
             key = warning.partition(" ")[0]
             settings = {k: v for k, v in _settings(s.raw).items() if k != key}
-            yield Found("warning", _name(s), f"{key}: {warning}",
+            yield Found("warning", _name(s), warning,
                         Fix(text=f"take {key} away", config={FIELD: settings}))  # fmt: skip
 
 

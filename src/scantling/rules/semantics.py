@@ -50,6 +50,7 @@ def class_refuses(s: Subject) -> Iterator[Found]:
     if found is None:
         return
     needs = re.sub(r"^the class of (\S+) needs (.*), which does not hold$", r"\2", found)
+    needs = re.sub(r"pick\((\w+), '(\w+)', .*\)(?= in )", r"\1.\2", needs)
     keys = [k for k in s.raw.kind.keys if re.search(rf"\b{k}\b", needs)]
     key = next((s.raw.given[k] for k in keys if k in s.raw.given), "model_type")
     held = ", ".join(f"{k} {shorten(s.raw.values.get(k))}" for k in keys)

@@ -138,11 +138,17 @@ class Subject(Struct, kw_only=True, dict=True):
         return None if limit is None else int(limit)
 
     def key(self, field: str) -> str:
-        """A dimension under the name the user gave it; a head width no key says is the heads'."""
+        """A dimension under the name the user gave it; one of a head no key says is the heads'."""
         if self.part is None:
             return field
-        found = self.part.key(field)
-        return self.part.key("n_head") if found == "d_head" else found
+        follows = field in {"d_head", "n_kv_head"} and not self.part.has(field)
+        return self.part.key("n_head" if follows else field)
+
+    def said(self, changes: dict[str, Any]) -> str:
+        """Changes as the user would write them; a dimension that no key says follows another."""
+        part = self.part
+        own = {k: v for k, v in changes.items() if part is None or part.has(k)}
+        return ", ".join(f"{self.key(k)} {v}" for k, v in own.items())
 
     @cached_property
     def plain_name(self) -> str:

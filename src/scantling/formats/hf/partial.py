@@ -71,6 +71,16 @@ class Partial(Struct, frozen=True, kw_only=True):
         key = _field_keys(self.kind.name).get(name)
         return name if key is None else self.given.get(key, self.kind.spellings(key)[0])
 
+    def has(self, name: str) -> bool:
+        """Whether some key of the type says a neutral field.
+
+        Example:
+            >>> gpt2 = partial({"model_type": "gpt2"})
+            >>> gpt2.has("n_head"), gpt2.has("n_kv_head")
+            (True, False)
+        """
+        return name in _field_keys(self.kind.name)
+
     def says(self, key: str) -> bool:
         """Whether the config gives a key of its type, in any spelling."""
         return key in self.given
