@@ -150,7 +150,8 @@ def test_an_impossible_budget_exits_1_and_says_what_removed_how_many():
     status, out, _ = run("design", "--params", "100", "--vocab", "128256")
 
     assert status == 1
-    assert "params within" in out
+    assert out.count("params within ±0.50%: 100 parameters allowed") == 1
+    assert "within ±0.50%: params within" not in out
     assert "embedding table alone is 128,256" in out
 
 
@@ -231,7 +232,10 @@ BAD_CALLS = {
     "design --params 7B --fix n_heads=32": "did you mean n_head",
     "design --params 7B --fix n_head=32 --fix n_kv_head=5": "must divide n_head 32; use 4 or 8",
     "design --params 7B --fix n_head=32 --bound n_head=8:64": "both fixed and bounded",
-    "design --params 7B --bound n_head=64:8": "is an empty range",
+    "design --params 7B --bound n_head=64:8": "n_head 64:8 is an empty range",
+    "design --params 7B --active 3B --dense": "--active contradicts --dense",
+    "design --params 7B --active 8B": "active 8,000,000,000 must be above 0 and below",
+    "design --params 125M --engine spark": "known: auto, here, pool, ray, slurm",
     "design --params 7B --law best": "law best is not known",
     "design --params 7B --objective speed=1": "use loss, training_days",
     "design --params 7B --tolerance 2": "must lie between 0 and 1",

@@ -243,7 +243,7 @@ def test_a_shape_whose_workers_die_is_reported_and_the_others_are_answered(tmp_p
 
 KILLS = int(os.environ.get("SCANTLING_KILLS", "4"))
 """More for a thorough run: ``SCANTLING_KILLS=50``."""
-DELAY = 0.02 if KILLS < 10 else 0.6
+DELAY = 0.15 if KILLS < 10 else 0.6
 SCRIPT = """
 import pathlib, sys
 from fake_runs import Fake
@@ -267,7 +267,7 @@ def kill_and_resume(tmp_path, kills, seed):
     while True:
         begun = subprocess.Popen(command, env=os.environ | {"PYTHONPATH": path})
         if killed < kills:
-            time.sleep(draw.uniform(0.2, 3.0))
+            time.sleep(draw.uniform(0.2, 1.8))
             begun.send_signal(signal.SIGKILL)
             killed += begun.wait() == -signal.SIGKILL
             if (folder / store.RESULT).exists():
@@ -278,9 +278,11 @@ def kill_and_resume(tmp_path, kills, seed):
     return answer(study(1, 2, 4), Fake({2: 0.1}), folder, engine="here"), log, killed
 
 
-def test_a_study_killed_at_random_moments_ends_as_one_that_was_not(tmp_path, ask):
+@pytest.mark.parametrize("seed", range(1 + KILLS // 15))
+def test_a_study_killed_at_random_moments_ends_as_one_that_was_not(tmp_path, ask, seed):
     (tmp_path / "k").mkdir()
-    found, log, killed = kill_and_resume(tmp_path / "k", KILLS, seed=1)
+    found, log, killed = kill_and_resume(tmp_path / "k", KILLS, seed)
+    print(killed, "kills")  # noqa: T201 - shown with -s
     assert killed >= 1
     assert told(found) == told(ask(study(1, 2, 4), Fake({2: 0.1})))
     runs = log.read_text().splitlines()

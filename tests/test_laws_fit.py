@@ -487,3 +487,22 @@ def test_repeated_tokens_are_worth_less_in_a_fit_of_repetition_runs():
 def columns_without_repeats(runs):
     features = msgspec.structs.replace(runs.features, unique_tokens=None)
     return type(runs)(features, runs.loss)
+
+
+def test_a_shape_that_a_table_does_not_know_is_not_outside_the_domain():
+    """Digitised runs have sizes and tokens alone; the law's domain has an aspect ratio too."""
+    rows = [{"params_total": n, "tokens": 2e10, "loss": 3.0} for n in (1e8, 1e9, 1e11)]
+    assert evaluate(law("chinchilla-2024"), columns(rows)).outside == 1  # 100 B is beyond 16 B
+
+
+def test_a_table_without_a_usable_run_says_what_was_wrong_with_its_runs():
+    rows = [{"params_total": 1e8, "tokens": 2e9, "loss": -1.3}] * 2  # a normalised loss
+    with pytest.raises(FieldError, match="2 of 2 runs left out: a loss that is no positive"):
+        columns(rows)
+
+
+def test_a_condition_on_an_unknown_column_names_the_nearest(tmp_path):
+    runs = tmp_path / "runs.csv"
+    runs.write_text("loss,tokens,params_total,width\n3,1e9,1e8,64\n")
+    with pytest.raises(FieldError, match="did you mean width"):
+        read_runs(runs, where=["widht=64"])

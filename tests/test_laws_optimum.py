@@ -181,3 +181,19 @@ def test_the_valley_is_drawn(tmp_path):
     assert "<svg" in text
     with pytest.raises(FieldError):
         run("1e21", "--plot", str(tmp_path / "none" / "valley.svg"))
+
+
+@pytest.mark.parametrize("name", ["aspect", "chinchilla-2024"])
+@pytest.mark.parametrize("budget", [1e13, 1e15, 1e21, 1e27])
+def test_no_neighbour_of_the_optimum_has_less_loss(name, budget):
+    one, spent = law(name), Spending(flops=budget)
+    best = compute_optimal(name, budget)
+    for factor in (0.5, 0.9, 1.1, 2.0):
+        assert float(one.loss(spent.features(best.size * factor))) > best.loss, factor
+
+
+def test_a_budget_whose_least_loss_lies_beyond_the_sizes_says_so():
+    best = compute_optimal("aspect", 1e10)
+    assert best.size == pytest.approx(1e3, rel=0.01)
+    assert any("no least loss within 1,000" in text for text in best.outside)
+    assert all(text in {"body", "tokens"} for text in compute_optimal("aspect", 1e21).outside)

@@ -841,3 +841,18 @@ def test_a_thinned_front_is_no_further_from_the_whole_than_its_boxes():
     kept = np.array([objectives_of(front.budget, c.spec) for c in front.candidates])
     for row in front.swept.objectives:
         assert np.any(np.all(kept <= row + eps * (1 + 1e-6), axis=1))
+
+
+@pytest.mark.parametrize(("name", "told"), [
+    ("aspect", "law 'aspect' does not see it"), ("muennighoff-2023", "nats over as many fresh"),
+])  # fmt: skip
+def test_scarce_tokens_are_counted_in_passes_whether_or_not_the_law_sees_them(name, told):
+    front = design(**SMALL | {"tokens": 2_500_000_000}, unique_tokens=500_000_000, law=name)
+    (found,) = [f for f in findings(front.chosen) if f["code"] == "REPEATS"]
+    assert found["message"].startswith("5 passes over 500 M unique tokens: ")
+    assert told in found["message"]
+
+
+def test_tokens_that_are_all_unique_are_no_finding():
+    front = design(**SMALL | {"tokens": 2_500_000_000}, unique_tokens=2_500_000_000)
+    assert "REPEATS" not in [f["code"] for f in findings(front.chosen)]

@@ -133,8 +133,9 @@ def read_limits(given: dict[str, Any]) -> dict[str, Any]:
         f"{phase}_context": given[f"{phase}_context"] or given["context"]
         for phase in ("train", "serve")
     }
-    if given["moe"] and given["dense"]:
-        raise FieldError("--moe", None, "contradicts --dense", "give one of them")
+    for name in ("moe", "active"):
+        if given[name] and given["dense"]:
+            raise FieldError(f"--{name}", None, "contradicts --dense", "give one of them")
     fixed, listed = read_fixed(given["fix"])
     weights, order = _weights(given["objective"])
     found = {

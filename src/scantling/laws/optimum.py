@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-SIZES = (1e5, 1e14)
-"""The sizes looked through, in 5000 steps of 0.4 %; the least loss is then placed between them."""
+SIZES = (1e3, 1e14)
+"""The sizes looked through, in 6000 steps of 0.4 %; the least loss is then placed between them."""
 
 
 FACTORS = (1 / 4, 1 / 2, 2.0, 4.0)
@@ -187,7 +187,7 @@ def least_loss(one: Law, budget: Spending, tolerance: float = 0.005) -> Optimum:
     """The size of the least loss along the line of equal FLOPs; see ``compute_optimal``."""
     import numpy as np
 
-    logs = np.linspace(np.log(SIZES[0]), np.log(SIZES[1]), 5000)
+    logs = np.linspace(np.log(SIZES[0]), np.log(SIZES[1]), 6000)
     logs = logs[budget.tokens(np.exp(logs)) > 1.0]
     if len(logs) < 3:
         what = f"{budget.served:.3g} served tokens" if budget.served else "the training"
@@ -198,11 +198,15 @@ def least_loss(one: Law, budget: Spending, tolerance: float = 0.005) -> Optimum:
     left, here, right = values[i - 1 : i + 2]
     bend = left - 2 * here + right
     shift = 0.5 * (left - right) / bend if bend > 0 else 0.0
+    ends = abs(shift) > 1  # the loss still falls where the sizes end
+    shift = min(max(shift, -1.0), 1.0)
     size = float(np.exp(logs[i] + shift * (logs[1] - logs[0])))
     at = budget.features(size)
     least = float(one.loss(at))
     valley = np.append(np.exp(logs[values <= least + tolerance]), size)  # a steep one has no step
     outside = tuple(axis for axis, out in one.outside(at).items() if out)
+    if ends:
+        outside += (f"no least loss within {SIZES[0]:,.0f} to {SIZES[1]:.0e} parameters",)
     low, high = float(valley.min()), float(valley.max())
     return Optimum(size, float(budget.tokens(size)), least, low, high, outside, one.counts)
 
@@ -228,7 +232,7 @@ def others(
         if tokens <= 1:
             continue
         d = one.difference(budget.features(best.size * factor), budget.features(best.size))
-        ends = (float(d.value), max(float(d.low), 0.0), float(d.high))
+        ends = (float(d.value), min(max(float(d.low), 0.0), float(d.value)), float(d.high))
         found.append(Other(factor, best.size * factor, tokens, *ends))
     return found
 

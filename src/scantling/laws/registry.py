@@ -15,9 +15,9 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import msgspec
 from msgspec import Struct
 
-from scantling.arith import Num, is_array, maximum
+from scantling.arith import Num, maximum
 from scantling.errors import FieldError, UnknownNameError
-from scantling.laws.features import Features, beyond, inside, log, square_root
+from scantling.laws.features import Features, beyond, log, square_root
 from scantling.quantity import Quantity
 from scantling.sources import read_data
 
@@ -173,6 +173,8 @@ class Law(Struct, frozen=True, kw_only=True):
     def outside(self, features: Features) -> dict[str, Any]:
         """For each axis of the domain whether the features leave it: true, or a mask.
 
+        A value that a table does not know, NaN, leaves nothing.
+
         Example:
             >>> f = Features(body=1e9, total=1.2e9, width=4096, depth=8, tokens=1e11, d_head=128)
             >>> [axis for axis, out in law("aspect").outside(f).items() if out]
@@ -180,7 +182,7 @@ class Law(Struct, frozen=True, kw_only=True):
         """
         values = {axis: getattr(features, axis) for axis in self.domain}
         return {
-            axis: _negation(inside(value, *self.domain[axis]))
+            axis: _leaves(value, *self.domain[axis])
             for axis, value in values.items()
             if value is not None
         }
@@ -374,8 +376,8 @@ def law(name: str) -> Law:
     return LAWS[name]
 
 
-def _negation(condition: Any) -> Any:
-    return ~condition if is_array(condition) else not condition
+def _leaves(value: Num, low: float, high: float) -> Any:
+    return (value < low) | (value > high)
 
 
 def _log2(value: Num) -> Num:

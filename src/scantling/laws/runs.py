@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scantling.errors import FieldError
+from scantling.errors import FieldError, nearest
 from scantling.laws.features import Features
 
 if TYPE_CHECKING:
@@ -210,7 +210,8 @@ def columns(rows: Sequence[dict[str, Any]], name: str = "runs") -> Runs:
             warnings.append(f"{lost} of {len(rows)} runs left out: {what}")
         good &= fine
     if not good.any():
-        raise FieldError("runs", name, "has no run with a loss and known tokens")
+        raise FieldError("runs", name, "has no run with a loss and known tokens",
+                         "; ".join(warnings))  # fmt: skip
     warnings += _mixed([row for row, fine in zip(rows, good, strict=True) if fine])
     blank = np.full(len(rows), np.nan)
     required = ("body", "total", "width", "depth", "tokens")
@@ -274,7 +275,8 @@ def _rows(path: Path) -> Iterable[dict[str, Any]]:
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        raise FieldError("runs", str(path), f"cannot be read: {error}") from error
+        why = error.strerror if isinstance(error, OSError) else error
+        raise FieldError("runs", str(path), f"cannot be read: {why}") from error
     if path.suffix.lower() in {".jsonl", ".ndjson"}:
         return [
             _flat(_line(line, i, path))
@@ -323,7 +325,10 @@ def _matching(rows: Sequence[dict[str, Any]], condition: str) -> list[dict[str, 
         raise FieldError("--where", condition, "is no condition", "write column=value")
     column, sign, value = match["column"], match["sign"], match["value"].strip()
     if not any(column in row for row in rows):
-        raise FieldError("--where", column, "is no column of the runs")
+        there = sorted({key for row in rows for key in row})
+        near = " or ".join(nearest(column, there))
+        hint = f"did you mean {near}?" if near else f"there are {', '.join(there)}"
+        raise FieldError("--where", column, "is no column of the runs", hint)
     if sign in {"=", "!=", "~"}:
         given = [str(row.get(column, "")) for row in rows]
         met = {"=": [text == value for text in given], "!=": [text != value for text in given],

@@ -304,7 +304,7 @@ def _other_sizes(found: Answers) -> list[str]:
         what = "smaller, over-trained" if o.factor < 1 else "larger, under-trained"
         rows.append([
             f"{count_text(o.size)}", f"×{o.factor:g} {what}", count_text(o.tokens),
-            f"{o.tokens / o.size:.3g}", f"+{o.penalty:.3f} [{o.low:.3f}, {o.high:.3f}]",
+            f"{o.tokens / o.size:.3g}", f"{o.penalty:+.3f} [{o.low:.3f}, {o.high:.3f}]",
         ])  # fmt: skip
     if len(one.others) < len(FACTORS):
         more = next(f for f in FACTORS if f not in {o.factor for o in one.others})

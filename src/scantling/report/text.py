@@ -247,8 +247,7 @@ def _print_relaxations(out: Console, found: dict[str, Any]) -> None:
         out.print(f"Or another size: {size} parameters keep every limit as it is (--params).")
     for row in found["binding"]:
         if row not in alone and row not in found["together"]:
-            more = f": {_relaxed(row)}" if row["needed"] is not None else ""
-            out.print(f"[bold]{row['limit']}[/bold]{more}")
+            out.print(row["limit"] if row["needed"] is None else _relaxed(row))
 
 
 def _relaxed(row: dict[str, Any]) -> str:

@@ -12,6 +12,8 @@ from msgspec.structs import replace
 from scantling import catalog
 from scantling.costs.count import flops, parameters
 from scantling.costs.estimate import DAY_S
+from scantling.errors import UnknownNameError
+from scantling.executor import ENGINES
 from scantling.laws import law
 from scantling.search.budget import Budget, Range, budget
 from scantling.search.candidate import (
@@ -90,13 +92,15 @@ def design(
     The choice: see ``choice.choose``; see there also what the number of chips moves.
 
     Raises:
-        FieldError: For contradictory or unreadable limits.
+        FieldError: For contradictory or unreadable limits, or an unknown engine.
 
     Example:
         >>> front = design(params=125_000_000, vocab_size=50304, n_gpu=8)
         >>> abs(front.chosen.counted.total / 125e6 - 1) < 0.005
         True
     """
+    if engine not in {"auto", *ENGINES}:
+        raise UnknownNameError("engine", engine, ("auto", *ENGINES))
     started = time.perf_counter()
     b = narrowed(budget(**limits) if b is None else b)
     shapes = space(b)

@@ -275,6 +275,14 @@ def findings(c: Candidate) -> list[dict[str, str]]:
             add("LAW-OUTSIDE", "note", "loss",
                 f"{axis} {count_text(float(value))} lies ×{times:.3g} outside the law's range "
                 f"({count_text(low)} to {count_text(high)})")  # fmt: skip
+    tokens, unique = float(c.features.tokens), c.features.unique_tokens
+    if unique is not None and unique < tokens:
+        fresh = msgspec.structs.replace(c.features, unique_tokens=None)
+        cost = float(one.loss(c.features)) - float(one.loss(fresh))
+        told = (f"costs {cost:.3f} nats over as many fresh ones" if cost > 0 else
+                f"law '{c.budget.law}' does not see it, --law shape does")  # fmt: skip
+        add("REPEATS", "note", "tokens", f"{tokens / float(unique):,.3g} passes over "
+            f"{count_text(float(unique))} unique tokens: {told}")  # fmt: skip
     s, held = serving(c.budget), c.costs.serving_bytes
     if held > s.room_bytes:
         weights = bytes_text(float(c.costs.serving_memory.weights))

@@ -102,7 +102,7 @@ def _check_kinds(b: Budget) -> None:
         raise FieldError("window", b.window, "is of local layers", "give a layout such as 5:1")
     if b.active is not None and not 0 < b.active < b.params:
         raise FieldError(
-            "active", b.active, f"must be above 0 and below the {b.params:,} of --params"
+            "active", f"{b.active:,}", f"must be above 0 and below the {b.params:,} of --params"
         )
     if not 0 < b.active_tolerance < 1:
         raise FieldError("active_tolerance", b.active_tolerance, "must lie between 0 and 1")
@@ -167,7 +167,7 @@ def _check_values(b: Budget) -> None:
                 raise FieldError(name, value, f"must lie between {least} and {LARGEST:,}")
     for name, axis in b.bounded.items():
         if not 0 < axis.low <= axis.high <= LARGEST:
-            raise FieldError(name, f"{axis.low}:{axis.high}", "is an empty range")
+            raise FieldError(name, f"{axis.low:g}:{axis.high:g}", "is an empty range")
     bound = b.bounded.get("n_layer")
     depths = [*b.listed.get("n_layer", ()), b.fixed.get("n_layer", 1)]
     deep = max(*depths, 1 if bound is None else bound.high)
