@@ -273,3 +273,11 @@ def test_the_fixes_and_the_sums_of_lint_are_chinese_too(tmp_path):
     assert "修法：vocab_size 50304" in told
     assert "条未显示" in told
     assert "2 个模型：0 个错误，2 个警告" in told
+
+
+@pytest.mark.usefixtures("chinese")
+def test_the_titles_of_sources_are_cited_as_they_are():
+    told = CliRunner().invoke(group, ["lint", "--explain", "SC101", "--lang", "zh"]).stdout
+
+    for key in load_rules()["SC101"].sources:
+        assert f"{key}: {source(key).title}" in " ".join(told.split())

@@ -95,11 +95,13 @@ def print_fixed(out: Any, found: Fixed) -> None:
 
 def print_rule(out: Any, rule: Rule) -> None:
     """A page of the handbook."""
+    from rich.text import Text
+
     out.print(f"[bold]{rule.code} {rule.slug}[/bold] ({rule.theme})", highlight=False)
     out.print(rule.page, markup=False, highlight=False)
     for key in rule.sources:
         one = sources()[key]
-        out.print(f"  {key}: {one.title}; {one.where}", markup=False, highlight=False)
+        out.print(Text(f"  {key}: {one.title}; {one.where}"))  # titles are not translated
 
 
 def print_rules(out: Any, rules: list[Rule]) -> None:
