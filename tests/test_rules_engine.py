@@ -277,3 +277,19 @@ def test_an_error_says_what_the_weights_are_counted_in():
     plain = lint("deepseek-v3", gpu="h200-sxm", tp=8)
     assert any(f.code == "SC901" and "in 16 bits" in f.message for f in plain.findings)
     assert lint("deepseek-v3", gpu="h200-sxm", tp=8, quant="fp8-block").passed
+
+
+@pytest.mark.parametrize(("model_type", "key"), [
+    ("gpt_neox", "rotary_pct"), ("phi", "partial_rotary_factor"), ("glm", "partial_rotary_factor"),
+])  # fmt: skip
+def test_more_than_all_of_a_head_cannot_turn(model_type, key):
+    """Told once, by the rule of rotary parts, under the key as it is spelled."""
+    found = [f for f in lint({"model_type": model_type, key: 1.5}).findings if f.level == "error"]
+
+    assert [(f.code, f.field) for f in found] == [("SC103", key)]
+
+
+def test_a_dtype_inside_the_text_part_is_looked_up_too():
+    config = {"model_type": "gemma3", "text_config": {"model_type": "gemma3_text",
+                                                      "dtype": "bfloat17"}}  # fmt: skip
+    assert any(f.code == "SC017" for f in lint(config).findings)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from scantling.costs.parallel import near_kv
+from scantling.errors import FieldError
 from scantling.formats.hf.partial import Partial
 from scantling.rules.registry import Fix, Found, rule
 from scantling.rules.subject import Subject
@@ -112,6 +113,11 @@ def rotary_even(s: Subject) -> Iterator[Found]:
             yield Found("error", key, f"{rope} rotary dimensions of a head are odd: they turn in "
                         "pairs", Fix(text=f"{key} {rope + 1}", config={key: rope + 1}))  # fmt: skip
         return
+    refused = share_above_one(part)
+    if refused is not None:
+        yield Found("error", refused.path, f"{refused.value} of a head would turn: more than there "
+                    "is", Fix(text=f"{refused.path} that is at most all of a head"))  # fmt: skip
+        return
     head, share = part.whole("d_head"), part.field("rope_fraction")
     turns = "rope" in str(part.field("position")) and bool(part.field("roped"))
     if head is None or not turns or not isinstance(share, int | float):
@@ -123,6 +129,13 @@ def rotary_even(s: Subject) -> Iterator[Found]:
                     "there are", Fix(text=f"{key} that is at most all of a head"))  # fmt: skip
     elif width % 2 or width < 2:
         yield _odd(part, head, width, float(share))
+
+
+def share_above_one(part: Partial) -> FieldError | None:
+    """What the reader says of a share of the head that is more than the head."""
+    found = part.refused.get(part.given.get("partial_rotary_factor", ""))
+    value = None if found is None else found.value
+    return found if isinstance(value, int | float) and value > 1 else None
 
 
 def _share_key(part: Partial) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 from scantling.errors import nearest, shorten
 from scantling.formats.hf.types import kinds, model_types, words_of
+from scantling.rules.heads import share_above_one
 from scantling.rules.registry import Fix, Found, Level, rule
 from scantling.rules.setting import facts
 from scantling.rules.subject import Subject
@@ -31,6 +32,8 @@ def value_refused(s: Subject) -> Iterator[Found]:
     Exceptions: 4096.0 for an integer is read, and noted (SC006).
     """
     for key, error in s.raw.refused.items():
+        if error is share_above_one(s.raw):
+            continue  # SC103
         shown = "" if error.value is None else f" {shorten(error.value)}"
         fix = Fix(text=error.hint) if error.hint else None
         yield Found("error", key, f"{error.path}{shown} {error.rule}", fix)
@@ -404,8 +407,11 @@ def dtype_known(s: Subject) -> Iterator[Found]:
 
     Exceptions: none.
     """
+    outer = s.config or {}
+    inner = outer.get("text_config")
+    said = {**(inner if isinstance(inner, dict) else {}), **outer}
     for key in ("torch_dtype", "dtype"):
-        name = (s.config or {}).get(key)
+        name = said.get(key)
         if isinstance(name, str) and name != "auto" and plain_dtype(name) not in BITS:
             near = nearest(name, facts()["dtypes"], 1)
             fix = Fix(text=f"{key} {near[0]}", config={key: near[0]}) if near else None
