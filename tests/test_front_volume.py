@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from scantling.search import budget
+from scantling.search import budget, design, front_json
 from scantling.search.front import epsilons, thin
 from scantling.search.space import space
 from scantling.search.sweep import sweep
@@ -41,3 +41,13 @@ def test_a_thinned_front_keeps_99_percent_of_the_volume(params):
     kept = volume(few, box(values)) / volume(values, box(values))
     assert len(few) <= len(values)
     assert kept >= 0.99
+
+
+def test_no_row_of_the_answer_is_beaten_in_every_objective_it_was_judged_by():
+    rows = front_json(design(params="350M", n_gpu=8, baselines=()), reasons=False)["front"]
+    values = [tuple(row["objectives"].values()) for row in rows]
+    assert len(values) >= 10
+    assert not any(
+        all(x <= y for x, y in zip(a, b, strict=True)) and a != b
+        for a in values for b in values
+    )  # fmt: skip

@@ -385,6 +385,7 @@ def to_json(c: Candidate, reference: Candidate | None = None) -> dict[str, Any]:
         "hf_config": hf_config(c.spec),
         "params": counted_json(p),
         "loss": loss,
+        "objectives": {name: float(value) for name, value in c.costs.values().items()},
         "train": {
             "tokens": float(c.features.tokens),
             "days": days_quantity(c.train, b).to_json(),
