@@ -15,6 +15,7 @@ from scantling import catalog
 from scantling.arith import LARGEST
 from scantling.costs.adapters import adapted
 from scantling.costs.count import CONVENTIONS, Convention, parameters
+from scantling.costs.quantize import released_scheme
 from scantling.errors import FieldError, UnknownNameError
 from scantling.hardware import Chip, Cluster, cluster
 from scantling.laws.hyperparameters import batch_tokens, tuning_batch
@@ -185,6 +186,9 @@ def question(
         raise FieldError("goodput", goodput, "must be above 0 and at most 1", "0.9 is 90 %")
     if price is not None and not 0 < price < 1e6:
         raise FieldError("price", price, "must be above zero")
+    released = released_scheme(one.quantization)
+    if released is not None:
+        assumed.append(f"weights in {recipe.weights}, which are released as {released.name}")
     rounds = _phases(one.spec, phases, tokens, context, assumed, fine=method is not None)
     rows = learned_positions(one.spec)
     for phase in rounds:
