@@ -220,6 +220,7 @@ def analyze(
         if not 1 <= value <= 2**40:
             raise FieldError(name, value, "must be at least 1 (and at most 2^40)")
     work = Workload("prefill", batch, context, dtype=dtype, kv_dtype=kv_dtype)
+    dtype_bytes(dtype)  # what is no dtype is said before anything is printed
     forward = operators(spec, work)
     train = operators(spec, msgspec.structs.replace(work, phase="train"))
     counted = parameters(spec)

@@ -8,9 +8,10 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
+from scantling.arith import LARGEST
 from scantling.costs.quantize import scheme
 from scantling.errors import FieldError, UnknownNameError
-from scantling.hardware import Chip, chip
+from scantling.hardware import MOST_GPUS, Chip, chip
 from scantling.sources import read_data
 from scantling.spec.plan import Plan
 from scantling.spec.workload import plain_dtype
@@ -134,9 +135,11 @@ def setting(**given: Any) -> Setting:
     """
     asked = {k: v for k, v in given.items() if v is not None}
     for field in ("gpus", "tp", "pp", "ep", "cp", "virtual", "dcp", "context", "batch"):
+        most = LARGEST if field in {"context", "batch"} else MOST_GPUS
         if field in asked and (isinstance(asked[field], bool) or not isinstance(asked[field], int)
-                               or asked[field] < 1):  # fmt: skip
-            raise FieldError(field, asked[field], "must be a whole number of at least 1")
+                               or not 1 <= asked[field] <= most):  # fmt: skip
+            rule = f"must be a whole number of at least 1 and at most {most}"
+            raise FieldError(field, asked[field], rule)
     name = asked.pop("gpu", None)
     if name is not None:
         asked["chip"] = name if isinstance(name, Chip) else chip(str(name))
