@@ -9,12 +9,12 @@ from msgspec.structs import replace
 import scantling
 from illegal_configs import HARMS, HYBRID, LLAMA, MAMBA, MOE, changed
 from scantling import analyze, catalog
+from scantling.costs.backends import backends
+from scantling.costs.runtimes import runtimes
 from scantling.errors import FieldError
 from scantling.formats.checkpoint import Checkpoint
 from scantling.quantity import Quantity
 from scantling.rules import Subject, find_rule, fix, lint, load_rules, select, setting, subject
-from scantling.rules.backends import backends
-from scantling.rules.setting import runtimes
 from scantling.sources import sources
 from scantling.spec import DeepNorm, Layer, vary
 
@@ -274,9 +274,9 @@ def test_the_key_that_a_scaling_lacks_is_the_one_that_is_asked_for():
 
 def test_an_error_says_what_the_weights_are_counted_in():
     """DeepSeek-V3 is 1.25 TiB in 16 bits, and fits 8 × H200 in the FP8 it is released in."""
-    plain = lint("deepseek-v3", gpu="h200-sxm", tp=8)
+    plain = lint(catalog.named()["deepseek-v3"].config, gpu="h200-sxm", tp=8)
     assert any(f.code == "SC901" and "in 16 bits" in f.message for f in plain.findings)
-    assert lint("deepseek-v3", gpu="h200-sxm", tp=8, quant="fp8-block").passed
+    assert lint("deepseek-v3", gpu="h200-sxm", tp=8).passed
 
 
 @pytest.mark.parametrize(("model_type", "key"), [

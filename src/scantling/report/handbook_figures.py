@@ -10,6 +10,7 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from scantling import catalog
+from scantling.costs.backends import backends
 from scantling.costs.count import Parameters, parameters
 from scantling.costs.depth import published_depths
 from scantling.costs.features import features
@@ -18,7 +19,6 @@ from scantling.laws import Features, bounds
 from scantling.laws.vocabulary import best_vocabulary
 from scantling.report import svg
 from scantling.report.trends import Traits, released_traits
-from scantling.rules.backends import backends
 from scantling.rules.setting import facts
 from scantling.rules.subject import TOKENS_A_PARAMETER, cache_per_token
 from scantling.spec import Experts, Full, GroupedAttention, Rope, Spec

@@ -14,13 +14,14 @@ from scantling.costs.cache import kv_cache
 from scantling.costs.count import Parameters, parameters
 from scantling.costs.features import features
 from scantling.costs.quantize import Scheme, released_scheme, scheme
+from scantling.costs.runtimes import Runtime, runtimes
 from scantling.errors import FieldError
 from scantling.formats import hf
 from scantling.formats.checkpoint import Checkpoint
 from scantling.formats.declared import quantization
 from scantling.formats.hf.partial import Partial, partial
 from scantling.laws import Features
-from scantling.rules.setting import Runtime, Setting, runtimes
+from scantling.rules.setting import Setting
 from scantling.spec import Experts, GroupedAttention, LatentAttention, Spec, check
 from scantling.spec.vary import nodes
 
