@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
@@ -293,3 +294,12 @@ def test_a_dtype_inside_the_text_part_is_looked_up_too():
     config = {"model_type": "gemma3", "text_config": {"model_type": "gemma3_text",
                                                       "dtype": "bfloat17"}}  # fmt: skip
     assert any(f.code == "SC017" for f in lint(config).findings)
+
+
+def test_a_constant_of_the_depth_guide_stands_in_one_table():
+    """Levine et al. 2020: ln D = 5.039 + 0.0555 L, read by rule SC605, a claim and a prior."""
+    tables = sorted((Path(catalog.__file__).parent / "data").glob("*.toml"))
+    holding = [p.name for p in tables if "a = 5.039" in p.read_text("utf-8")]
+    assert holding == ["shape_priors.toml"]
+    deep = vary(catalog.model("smollm2-360m"), n_layer=96)
+    assert any(f.code == "SC605" and "says 33" in f.message for f in lint(deep).findings)
