@@ -303,3 +303,26 @@ def test_a_constant_of_the_depth_guide_stands_in_one_table():
     assert holding == ["shape_priors.toml"]
     deep = vary(catalog.model("smollm2-360m"), n_layer=96)
     assert any(f.code == "SC605" and "says 33" in f.message for f in lint(deep).findings)
+
+
+@pytest.mark.parametrize(("key", "beside", "nested"), [
+    ("partial_rotary_factor", 0.5, 0.25), ("rope_theta", 5000.0, 10000.0),
+])  # fmt: skip
+def test_a_rotary_value_beside_another_in_rope_parameters_is_told(key, beside, nested):
+    """PhiConfig of transformers 5.24 keeps what rope_parameters hold and drops the one beside."""
+    inside = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25}
+    config = {"model_type": "phi", "rope_parameters": inside}
+
+    told = [f for f in lint({**config, key: beside}).findings if f.code == "SC007"]
+
+    assert [(f.field, f.fix.config) for f in told] == [(key, {key: nested})]
+    assert not [f for f in lint({**config, key: nested}).findings if f.code == "SC007"]
+    assert not [f for f in lint(config).findings if f.code == "SC007"]
+
+
+def test_the_class_keeps_what_rope_parameters_hold():
+    transformers = pytest.importorskip("transformers")
+    inside = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25}
+    read = transformers.PhiConfig(partial_rotary_factor=0.5, rope_theta=5.0, rope_parameters=inside)
+    assert read.rope_parameters["partial_rotary_factor"] == 0.25
+    assert read.rope_parameters["rope_theta"] == 10000.0
