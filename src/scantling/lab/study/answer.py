@@ -18,6 +18,7 @@ from msgspec.structs import replace
 
 from scantling import executor
 from scantling.costs.count import flops, parameters
+from scantling.errors import FieldError
 from scantling.lab.study import store
 from scantling.lab.study.design import Shape, Study
 from scantling.lab.study.plan import Plan, cost, plan
@@ -78,7 +79,8 @@ def answer(
         progress: Called with runs done and runs planned.
 
     Raises:
-        FieldError: If the folder holds something else, or the budget is too short.
+        FieldError: If the folder holds something else or runs on other data, or the budget is too
+            short.
     """
     begun = time.time()
     found, data, n = planned(study, runner, folder, budget_s=budget_s, engine=engine,
@@ -108,7 +110,8 @@ def planned(
     Five steps of every shape are timed, unless the folder has a plan for this budget.
 
     Raises:
-        FieldError: If the folder holds something else, or the budget is too short.
+        FieldError: If the folder holds something else or runs on other data, or the budget is too
+            short.
     """
     executor.check(engine, workers)
     study.check()
@@ -117,12 +120,12 @@ def planned(
     store.open_folder(folder, study)
     n = workers or (1 if engine == "here" else executor.cores())
     found = store.read(folder / store.PLAN, Plan)
-    data = store.read(folder / store.DATA, dict[str, Data])
-    if found is None or data is None or found.budget_s != budget_s:
+    data = _data(study, runner)
+    _check_data(data, store.read(folder / store.DATA, dict[str, Data]) or data, study)
+    store.write(folder / store.DATA, data)
+    if found is None or found.budget_s != budget_s:
         say(f"timing five steps of {len(study.shapes)} shapes")
-        data = _data(study, runner)
         found = plan(study, _paces(study, runner, engine, n), n, budget_s)
-        store.write(folder / store.DATA, data)
         store.write(folder / store.PLAN, found)
     for line in found.lines(study):
         say(line)
@@ -147,6 +150,13 @@ def _data(study: Study, runner: Runner) -> dict[str, Data]:
         trial = _first(study, shape)
         found[shape.name] = known.setdefault(trial.tokenizer, runner.data(trial))
     return found
+
+
+def _check_data(now: Mapping[str, Data], then: Mapping[str, Data], study: Study) -> None:
+    """Shapes that were trained before and those still to come must have read the same."""
+    if any(then[name].hash != one.hash for name, one in now.items()):
+        raise FieldError("data", study.data, "has changed since this study began on it",
+                         "bring it back, give another folder, or --fresh")  # fmt: skip
 
 
 def _first(study: Study, shape: Shape, tokens: int | None = None) -> Trial:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from scantling.lab.stats import mean
 from scantling.lab.study import store
@@ -94,7 +95,7 @@ def _one(
     study: Study, runner: Runner, job: ShapeJob, rate: float, seed: int, new: list[Record]
 ) -> Record | None:  # fmt: skip
     """The run of a rate and seed: kept, or run now; None where the time is up."""
-    trial = study.trial(job.shape, rate, seed, job.tokens)
+    trial = replace(study.trial(job.shape, rate, seed, job.tokens), data_hash=job.data.hash)
     name = key(trial, job.data, runner.name)
     folder = Path(job.folder)
     old = store.kept(folder, name)

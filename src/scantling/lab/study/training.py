@@ -11,6 +11,7 @@ from dataclasses import replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from scantling.errors import FieldError
 from scantling.lab.study.trial import Data, Outcome, Pace, Trial
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ class Training:
         """The data's hash, and what a model without context would lose on it."""
         from scantling.lab.tasks import IGNORED
 
-        one = _task(trial.data, trial.batch, trial.context, trial.tokenizer)
+        one = _task(trial)
         counts = Counter[int]()
         for step in range(UNIGRAM_BATCHES):
             counts.update(one.batch(step, 0)[1].flatten().tolist())
@@ -90,10 +91,10 @@ class Training:
 
         if self.device != "cuda":
             torch.set_num_threads(self.threads)
-        _task(trial.data, trial.batch, trial.context, trial.tokenizer)
+        _task(trial)
 
     def _step(self, trial: Trial) -> int:
-        one = _task(trial.data, trial.batch, trial.context, trial.tokenizer)
+        one = _task(trial)
         return int(one.batch_size * one.context)
 
     def _train(self, trial: Trial, **length: Any) -> Any:
@@ -101,13 +102,25 @@ class Training:
 
         return train(TrainingRun(
             spec=trial.spec, lr=trial.rate, schedule=trial.schedule, optimizer=trial.optimizer,
-            seed=trial.seed, param=trial.param, device=self.device,
-            data=_task(trial.data, trial.batch, trial.context, trial.tokenizer), **length,
+            seed=trial.seed, param=trial.param, device=self.device, data=_task(trial), **length,
         ))  # fmt: skip
 
 
+def _task(trial: Trial) -> Any:
+    """The task of a trial, whose data is what the study began with.
+
+    Raises:
+        FieldError: If it is not: changed since, or another on this machine.
+    """
+    one = _kept_task(trial.data, trial.batch, trial.context, trial.tokenizer)
+    if trial.data_hash not in {None, one.hash}:
+        raise FieldError("data", trial.data, "is not what this study began with",
+                         "all runs of a study read the same")  # fmt: skip
+    return one
+
+
 @functools.lru_cache(4)
-def _task(data: str, batch: int, context: int, tokenizer: str) -> Any:
+def _kept_task(data: str, batch: int, context: int, tokenizer: str) -> Any:
     """A task, kept: cutting a corpus into tokens takes longer than a small run.
 
     The length of a generated task follows from its knobs.

@@ -37,6 +37,8 @@ class Trial(Struct, frozen=True):
     schedule: str = "cosine"
     probe: str | None = None
     """``module:function``, from (model, task, trial) to further measures of the trained model."""
+    data_hash: str | None = None
+    """What its data must be; None where the study only asks for it."""
 
     @property
     def steps(self) -> int:

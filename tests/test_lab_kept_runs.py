@@ -1,0 +1,51 @@
+"""What a study keeps is used again only where running it again would give the same."""
+
+import pathlib
+
+import pytest
+from msgspec.structs import replace
+
+from fake_runs import Fake
+from scantling.errors import FieldError
+from scantling.lab.study import answer
+from test_lab_study import study
+
+
+@pytest.fixture
+def notes(tmp_path):
+    """A text to train on."""
+    path = tmp_path / "notes.txt"
+    path.write_text("the quick brown fox jumps over the lazy dog\n" * 400)
+    return path
+
+
+class Reads(Fake):
+    """Its data is a file."""
+
+    def data(self, trial):
+        return replace(super().data(trial), hash=pathlib.Path(trial.data).read_text())
+
+
+def test_a_study_does_not_go_on_with_data_that_has_changed(tmp_path, notes):
+    asked = replace(study(1, 2), data=str(notes))
+    first = answer(asked, Reads(), tmp_path / "s", engine="here")
+    assert answer(asked, Reads(), tmp_path / "s", engine="here").headline == first.headline
+    notes.write_text("another text")
+    with pytest.raises(FieldError, match=r"has changed since this study began on it; bring it"):
+        answer(asked, Reads(), tmp_path / "s", engine="here")
+    assert answer(asked, Reads(), tmp_path / "s", engine="here", fresh=True).records
+
+
+def test_a_run_trains_on_the_data_that_its_study_began_with_or_not_at_all(notes):
+    pytest.importorskip("torch", reason="needs the extra lab")
+    from scantling.lab.match import small
+    from scantling.lab.study.design import Shape
+    from scantling.lab.study.training import Training
+
+    asked = replace(study(1, 2), data=str(notes), tokens=64, batch=2, context=16)
+    trial = asked.trial(Shape("a", small(1, 16, 16)), 1e-3, 0, 64)
+    runner = Training("cpu")
+    own = replace(trial, data_hash=runner.data(trial).hash)
+    assert runner.run(own).failed is None
+    with pytest.raises(FieldError, match="is not what this study began with"):
+        runner.run(replace(trial, data_hash="0" * 64))
