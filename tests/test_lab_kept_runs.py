@@ -49,3 +49,29 @@ def test_a_run_trains_on_the_data_that_its_study_began_with_or_not_at_all(notes)
     assert runner.run(own).failed is None
     with pytest.raises(FieldError, match="is not what this study began with"):
         runner.run(replace(trial, data_hash="0" * 64))
+
+
+def test_a_run_made_by_other_code_or_elsewhere_has_another_key(monkeypatch):
+    pytest.importorskip("torch", reason="needs the extra lab")
+    import torch
+
+    from scantling.lab.study.training import Training
+    from scantling.lab.version import PACKAGE, sources
+
+    read = {str(p.relative_to(PACKAGE)) for p in sources()}
+    assert {"ops/attention.py", "spec/rotation.py", "laws/measured_text.py",
+            "lab/experiments/hidden.py", "lab/run.py"} <= read  # fmt: skip
+    assert not any(name.startswith(("cli", "report")) for name in read)
+    here = Training("cpu").name
+    assert Training("cpu").name == here
+    assert Training("cpu", threads=2).name != here
+    monkeypatch.setattr(torch, "__version__", "3.0")
+    assert Training("cpu").name != here
+
+
+def test_the_folder_of_a_run_and_the_record_of_a_study_name_one_version_of_the_code(tmp_path):
+    torch = pytest.importorskip("torch", reason="needs the extra lab")
+    from scantling.lab.run_folder import machine
+
+    found = answer(study(1, 2), Fake(), tmp_path / "s", engine="here")
+    assert {r.code for r in found.records} == {machine(torch.device("cpu"))["code"]}

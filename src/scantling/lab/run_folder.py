@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
 import os
@@ -18,29 +17,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from scantling import __version__
 from scantling.errors import FieldError
 from scantling.lab.optimizers import moments, remember, spread_like, whole
+from scantling.lab.version import code_version
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
 SAME = ("spec", "data", "batch", "context", "lr", "seed", "steps", "optimizer")
 """What is compared first where a folder holds another run."""
-
-
-@functools.cache
-def code_version() -> str:
-    """The version, and the hash of the lab's source: equal where the same code ran.
-
-    Example:
-        >>> code_version().split("+")[0] == __version__
-        True
-    """
-    found = hashlib.sha256()
-    for file in sorted(Path(__file__).parent.rglob("*.py")):
-        found.update(file.read_bytes())
-    return f"{__version__}+{found.hexdigest()[:8]}"
 
 
 def machine(device: torch.device) -> dict[str, Any]:

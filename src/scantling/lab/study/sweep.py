@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from scantling.lab.stats import mean
 from scantling.lab.study import store
 from scantling.lab.study.design import Shape, Study
-from scantling.lab.study.trial import Data, Outcome, Pace, Record, Runner, code_version, key
+from scantling.lab.study.trial import Data, Outcome, Pace, Record, Runner, code_of, key
 
 
 class ShapeJob(Struct, frozen=True):
@@ -104,7 +104,7 @@ def _one(
     if job.until is not None and time.time() > job.until:
         return None
     outcome = runner.run(trial)
-    found = Record(name, job.shape.name, trial, outcome, code_version(trial.probe))
+    found = Record(name, job.shape.name, trial, outcome, code_of(trial))
     if folder.is_dir():  # on another machine the caller keeps it
         store.keep(folder, found)
     new.append(found)

@@ -9,6 +9,8 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from importlib import import_module
+from importlib.metadata import version
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from scantling.errors import FieldError
@@ -34,10 +36,22 @@ class Training:
         threads: Of each process on a CPU.
     """
 
-    name = "train"
-
     def __init__(self, device: str | None = None, threads: int = 1) -> None:
         self.device, self.threads = device, threads
+
+    @property
+    def name(self) -> str:
+        """The device and the versions of libraries: other ones give other numbers."""
+        import torch
+
+        from scantling.lab.distributed import world
+
+        device = world(self.device).device
+        on = f"{self.threads} threads"
+        if device.type == "cuda":
+            on = torch.cuda.get_device_name(device)
+        tokenizers = version("tokenizers") if find_spec("tokenizers") else None
+        return f"train {device.type} {on} torch {torch.__version__} tokenizers {tokenizers}"
 
     def data(self, trial: Trial) -> Data:
         """The data's hash, and what a model without context would lose on it."""

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
-from importlib import import_module
-from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import msgspec
 from msgspec import Struct
 
-from scantling import __version__
+from scantling.lab.version import code_version
 from scantling.spec import Spec
-
-LAB = Path(__file__).parents[1]
-
 
 Param = Literal["sp", "mup", "completep"]
 
@@ -88,7 +82,9 @@ class Data(Struct, frozen=True):
 class Runner(Protocol):
     """How a trial is run; sent to every worker once."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """What makes its results its own, beside trial and code."""
 
     def data(self, trial: Trial) -> Data:
         """What its data is."""
@@ -100,24 +96,14 @@ class Runner(Protocol):
         """Train and judge it."""
 
 
-@functools.cache
-def code_version(probe: str | None = None) -> str:
-    """The version of what makes a run: the package's, and a hash of the sources that train.
-
-    A run is only reused while neither has changed; studies themselves may.
-    """
-    found = hashlib.sha256(__version__.encode())
-    for path in sorted([*LAB.glob("*.py"), LAB / "study" / "training.py"]):
-        found.update(path.read_bytes())
-    if probe is not None:
-        source = import_module(probe.partition(":")[0]).__file__
-        found.update(Path(source or "").read_bytes())
-    return f"{__version__}+{found.hexdigest()[:12]}"
+def code_of(trial: Trial) -> str:
+    """The version of the code that makes a run, its probe included."""
+    return code_version(trial.probe and trial.probe.partition(":")[0])
 
 
 def key(trial: Trial, data: Data, runner: str) -> str:
-    """The content hash of a run: spec, task, optimiser, seed, data and code version."""
-    told = [msgspec.to_builtins(trial), data.hash, runner, code_version(trial.probe)]
+    """The content hash of a run: spec, task, optimiser, seed, data, code and machine."""
+    told = [msgspec.to_builtins(trial), data.hash, runner, code_of(trial)]
     return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:24]
 
 
