@@ -248,23 +248,38 @@ def _judged(
     return result
 
 
+def _flops_a_token(trial: Trial) -> float:
+    return float(flops(trial.spec, 1, trial.context).train) / trial.context
+
+
+def _flops_off(study: Study, planned: Plan) -> dict[str, dict[str, float]]:
+    """How far runs of shapes with tokens of their own are from equal FLOPs, after whole steps."""
+    if all(s.share == 1 for s in study.shapes):
+        return {}
+    trials = {s.name: study.trial(s, 0.0, 0, planned.tokens) for s in study.shapes}
+    own = {n: _flops_a_token(t) * t.steps * t.batch * t.context for n, t in trials.items()}
+    first = own[study.shapes[0].name]
+    return {n: {"flops of a run": round(total / first - 1, 4)} for n, total in own.items()}
+
+
 def result_json(found: Answer) -> dict[str, Any]:
     """An answer for programs, and for the report: everything but the specs of every run.
 
     Runs are in the table ``runs.jsonl`` beside it.
     """
     by_name = {s.name: s for s in found.study.shapes}
+    flops_off = _flops_off(found.study, found.plan)
     shapes = []
     for one in found.arms:
         shape = by_name[one.shape]
         p = parameters(shape.spec)
         trial = found.study.trial(shape, 0.0, 0, found.plan.tokens)
         shapes.append({
-            **msgspec.to_builtins(one), "param": shape.param, "matched": shape.matched,
+            **msgspec.to_builtins(one), "param": shape.param,
+            "matched": {**shape.matched, **flops_off.get(shape.name, {})},
             "params": {"total": int(p.total), "body": int(p.body)},
             "n_layer": int(shape.spec.n_layer), "d_model": int(shape.spec.d_model),
-            "train_flops_per_token": float(
-                flops(shape.spec, 1, trial.context).train) / trial.context,
+            "train_flops_per_token": _flops_a_token(trial),
             "tokens": trial.steps * trial.batch * trial.context,
             "seconds": sum(r.outcome.seconds for r in found.records if r.shape == one.shape),
         })  # fmt: skip
