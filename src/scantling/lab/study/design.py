@@ -120,8 +120,8 @@ class Study(Struct, frozen=True):
         """The study, if it can be answered.
 
         Raises:
-            FieldError: If it has fewer than two shapes, fewer than three seeds, or two shapes of
-                one name.
+            FieldError: If it has fewer than two shapes, fewer than three seeds, two shapes of one
+                name, or a measure that says nothing of them.
         """
         names = [s.name for s in self.shapes]
         if len(names) < 2:
@@ -129,6 +129,14 @@ class Study(Struct, frozen=True):
         if len(set(names)) < len(names):
             twice = next(n for n in names if names.count(n) > 1)
             raise FieldError("shapes", twice, "is the name of two shapes")
+        tokenizers = {s.tokenizer or self.tokenizer for s in self.shapes}
+        if len(tokenizers) > 1 and self.measure.name == "loss":
+            raise FieldError("measure", "loss", "is nats a token, and tokens of "
+                             f"{' and '.join(sorted(tokenizers))} differ",
+                             "use bits_per_byte")  # fmt: skip
+        if self.measure.solved is not None and self.measure.better == "lower":
+            raise FieldError("solved", self.measure.solved, "counts values from there on, but "
+                             f"lower {self.measure.name} is better", "use accuracy")  # fmt: skip
         if self.seeds < LEAST_SEEDS:
             raise FieldError("seeds", self.seeds, "are too few for an interval",
                              f"at least {LEAST_SEEDS}")  # fmt: skip

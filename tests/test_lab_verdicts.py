@@ -1,0 +1,69 @@
+"""What studies say is no more than they know."""
+
+import json
+
+import pytest
+from msgspec.structs import replace
+
+from fake_runs import Fake
+from scantling.errors import FieldError
+from scantling.lab.match import equal_flops, small
+from scantling.lab.study import Measure, Shape, answer, result_json
+from scantling.report.lab_text import explained
+from test_lab_study import study
+
+
+@pytest.fixture
+def ask(tmp_path):
+    """The result of a study, as the report reads it."""
+
+    def asked(s, runner=None):
+        found = answer(s, runner or Fake(), tmp_path / "s", engine="here")
+        return json.loads(json.dumps(result_json(found)))
+
+    return asked
+
+
+def what_was_done(found):
+    return dict(explained(found))["What was done"][0]
+
+
+# ---------------------------------------------------------------- equal in what
+
+
+def test_shapes_that_were_not_made_equal_are_not_called_equal(ask):
+    s = study(1, 2, 4)
+    some = [replace(one, matched=m)
+            for one, m in zip(s.shapes, [{"body": 0.0, "params": 0.0}, {"params": 0.002}, {}],
+                              strict=True)]  # fmt: skip
+    found = ask(replace(s, shapes=tuple(some)))
+    assert what_was_done(found) == (
+        "3 shapes: L1, L2, L4; L1 equal in body to 0.0%; L1, L2 equal in params to 0.2%."
+    )
+
+
+def test_equal_flops_are_those_of_the_steps_that_are_taken(ask):
+    shapes = equal_flops([Shape(str(v), small(1, 16, 32, vocab_size=v)) for v in (256, 4096)])
+    found = ask(replace(study(1, 2), shapes=shapes, tokens=250_000))
+    first, second = found["shapes"]
+    totals = [s["train_flops_per_token"] * s["tokens"] for s in (first, second)]
+    assert first["matched"]["flops of a run"] == 0
+    off = second["matched"]["flops of a run"]
+    assert off == pytest.approx(totals[1] / totals[0] - 1, abs=1e-4)
+    assert off != 0
+
+
+# ---------------------------------------------------------------- measures
+
+
+def test_nats_a_token_do_not_compare_tokenizers(ask):
+    s = study(1, 2)
+    two = (s.shapes[0], replace(s.shapes[1], tokenizer="bpe:512"))
+    with pytest.raises(FieldError, match=r"measure loss is nats a token, and tokens of bpe:512 and "
+                       r"bytes differ; use bits_per_byte"):  # fmt: skip
+        ask(replace(s, shapes=two))
+
+
+def test_a_measure_whose_low_values_are_good_is_not_solved_from_a_value_on(ask):
+    with pytest.raises(FieldError, match=r"solved 0.9 counts values from there on, but lower loss"):
+        ask(replace(study(1, 2), measure=Measure(solved=0.9)))
