@@ -7,8 +7,10 @@ from msgspec.structs import replace
 
 from fake_runs import Fake
 from scantling.errors import FieldError
+from scantling.lab import stats
 from scantling.lab.match import equal_flops, small
 from scantling.lab.study import Measure, Shape, answer, result_json
+from scantling.lab.study.verdict import Arm, headline, spread, verdicts
 from scantling.report.lab_text import explained
 from test_lab_study import study
 
@@ -67,3 +69,52 @@ def test_nats_a_token_do_not_compare_tokenizers(ask):
 def test_a_measure_whose_low_values_are_good_is_not_solved_from_a_value_on(ask):
     with pytest.raises(FieldError, match=r"solved 0.9 counts values from there on, but lower loss"):
         ask(replace(study(1, 2), measure=Measure(solved=0.9)))
+
+
+# ---------------------------------------------------------------- what is said
+
+
+def arms(**seeds):
+    """Arms of a study by the losses of their seeds."""
+    return [
+        Arm(name, 0.003, (0.001, 0.003, 0.009), (), None, values, stats.mean_interval(values))
+        for name, values in seeds.items()
+    ]
+
+
+def test_the_headline_does_not_say_less_than_the_verdicts():
+    """The best mean is of the noisiest arm; two others are far apart for their noise."""
+    three = arms(A=(0.5, 1.0, 1.5), B=(1.1, 1.101, 1.102), C=(1.2, 1.201, 1.202))
+    s = study(1, 2, 4)
+    found = verdicts(s, three)
+    assert [(v.a, v.b) for v in found if v.kind == "better"] == [("B", "C")]
+    assert headline(s, three, found) == (
+        "A has the best mean, not separated from B, C; B is better than C"
+    )
+    four = [*three, *arms(D=(5.0, 5.001, 5.002))]
+    assert headline(s, four, verdicts(s, four)) == (
+        "A is better than D; not separated from B, C; B is better than C"
+    )
+
+
+def test_seeds_that_are_needed_follow_from_the_two_arms_alone():
+    s = study(1, 2, 4)
+    quiet = arms(A=(1.0, 1.01, 1.02), B=(1.005, 1.015, 1.025))
+    (alone,) = verdicts(s, quiet)
+    noisy, broken = arms(C=(2.0, 9.0, 5.0), D=(0.0, 50.0, 100.0))
+    broken = replace(broken, unresolved="did not train")
+    needed = {frozenset((v.a, v.b)): v.seeds_needed for v in verdicts(s, [*quiet, noisy])}
+    own = stats.seeds_needed(0.01, 0.005, 3)
+    assert own - 1 <= needed[frozenset("AB")] <= own + 1
+    assert alone.text.endswith(f"needs {alone.seeds_needed} seeds)")
+    assert spread(s, [*quiet, broken]) == spread(s, quiet) == pytest.approx(0.01)
+
+
+def test_the_seeds_needed_are_one_number():
+    """Short of the level, though three seeds resolve as much where spreads are alike."""
+    noisy = (0.34, 0.44, 0.54)
+    three = arms(A=(0.0, 0.001, 0.002), B=noisy, C=noisy)
+    v = next(v for v in verdicts(study(1, 2, 4), three) if v.a == "A")
+    assert v.kind == "not separated"
+    assert v.text.endswith("needs 4 seeds)")
+    assert v.seeds_needed == 4

@@ -131,8 +131,7 @@ def verdicts(study: Study, arms: Sequence[Arm]) -> list[Verdict]:
              for p in itertools.combinations(clear, 2)]  # fmt: skip
     contrasts = [_contrast(a, b, study.measure) for a, b in pairs]
     adjusted = stats.holm([c.p for c in contrasts])
-    sd = spread(study, arms)
-    found = [_verdict(a, b, c, p, study.measure, sd, len(pairs))
+    found = [_verdict(a, b, c, p, study.measure, _spread_of(a, b, study.measure), len(pairs))
              for (a, b), c, p in zip(pairs, contrasts, adjusted, strict=True)]  # fmt: skip
     for a, b in itertools.combinations(arms, 2):
         doubts = [f"{x.shape} {x.unresolved}" for x in (a, b) if x.unresolved is not None]
@@ -143,11 +142,19 @@ def verdicts(study: Study, arms: Sequence[Arm]) -> list[Verdict]:
 
 
 def spread(study: Study, arms: Sequence[Arm]) -> float | None:
-    """The standard deviation between seeds, over all arms; of logarithms for a ratio."""
+    """The standard deviation between seeds, over all arms that are clear; logarithms of a ratio."""
     if study.measure.solved is not None:
         return None
-    known = [[_scale(study.measure)(v) for v in a.seeds] for a in arms if len(a.seeds) > 1]
+    known = [[_scale(study.measure)(v) for v in a.seeds] for a in arms if a.unresolved is None]
     return stats.pooled(known) if known else None
+
+
+def _spread_of(a: Arm, b: Arm, measure: Measure) -> float | None:
+    """The same of two arms alone: others may be noisier."""
+    if measure.solved is not None:
+        return None
+    scale = _scale(measure)
+    return stats.pooled([[scale(v) for v in one.seeds] for one in (a, b)])
 
 
 def resolvable(study: Study, arms: Sequence[Arm], pairs: int) -> float | None:
@@ -192,8 +199,11 @@ def _verdict(
     needed = None if sd is None else stats.seeds_needed(sd, c.difference, tests)
     if sd is None:
         seeds = "more seeds"
+    elif needed is None:
+        seeds = "over 1,000 seeds"
     else:
-        seeds = "over 1,000 seeds" if needed is None else f"{max(needed, len(a.seeds) + 1)} seeds"
+        needed = max(needed, len(a.seeds) + 1)
+        seeds = f"{needed} seeds"
     text = f"{a.shape} and {b.shape}: not separated (difference {size}; needs {seeds})"
     return Verdict(a.shape, b.shape, "not separated", text, *told, p, needed)
 
@@ -209,13 +219,15 @@ def headline(study: Study, arms: Sequence[Arm], found: Sequence[Verdict]) -> str
     beaten: Mapping[str, Verdict] = {v.b: v for v in found if v.a == best.shape}
     won = [b for b, v in beaten.items() if v.kind == "better"]
     level = [b for b, v in beaten.items() if v.kind == "not separated"]
-    if not won:
+    word = study.measure.word
+    apart = "".join(f"; {v.a} is {word} than {v.b}" for v in found
+                    if v.kind == "better" and {v.a, v.b} <= set(level))  # fmt: skip
+    if not won and not apart:
         others = ", ".join(a.shape for a in clear)
         return f"not separated: {others}{rest}"
-    word = study.measure.word
     if level:
-        return (f"{best.shape} is {word} than {', '.join(won)}; not separated from "
-                f"{', '.join(level)}{rest}")  # fmt: skip
+        most = f"is {word} than {', '.join(won)}; not" if won else "has the best mean, not"
+        return f"{best.shape} {most} separated from {', '.join(level)}{apart}{rest}"
     if len(won) == 1:
         return f"{beaten[won[0]].text}{rest}"
     return f"{best.shape} is {word} than every other: {', '.join(won)}{rest}"
