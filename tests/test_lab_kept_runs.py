@@ -75,3 +75,37 @@ def test_the_folder_of_a_run_and_the_record_of_a_study_name_one_version_of_the_c
 
     found = answer(study(1, 2), Fake(), tmp_path / "s", engine="here")
     assert {r.code for r in found.records} == {machine(torch.device("cpu"))["code"]}
+
+
+def test_a_study_killed_while_it_makes_its_folder_begins_there_again(tmp_path):
+    folder = tmp_path / "s"
+    (folder / "runs").mkdir(parents=True)
+    (folder / ".study.json.0123abcd.part").touch()
+    assert answer(study(1, 2), Fake(), folder, engine="here").records
+
+
+def test_a_study_is_in_its_folder_before_anything_else(tmp_path, monkeypatch):
+    """Every file is written whole by one function; at the first one the machine stops."""
+    from scantling.lab import whole_file
+
+    folder, written = tmp_path / "s", []
+
+    def stop(path, _):
+        written.append((path.name, sorted(p.name for p in folder.iterdir())))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(whole_file, "write", stop)
+    with pytest.raises(KeyboardInterrupt):
+        answer(study(1, 2), Fake(), folder, engine="here")
+    assert written == [("study.json", [])]
+
+
+def test_a_file_that_is_written_in_part_leaves_the_old_one(tmp_path):
+    from scantling.lab.whole_file import whole_file, write
+
+    path = tmp_path / "a.json"
+    write(path, b"old")
+    with pytest.raises(TypeError), whole_file(path) as file:
+        file.writelines([b"ne", "w"])
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
