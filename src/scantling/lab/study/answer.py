@@ -82,7 +82,7 @@ def answer(
         FieldError: If the folder holds something else or runs on other data, or the budget is too
             short.
     """
-    begun = time.time()
+    begun, study = time.time(), study.check()
     found, data, n = planned(study, runner, folder, budget_s=budget_s, engine=engine,
                              workers=workers, fresh=fresh, say=say)  # fmt: skip
     for again in reversed(range(REPLANS + 1)):
@@ -114,7 +114,7 @@ def planned(
             short.
     """
     executor.check(engine, workers)
-    study.check()
+    study = study.check()
     if fresh and (folder / store.STUDY).exists():
         shutil.rmtree(folder)
     store.open_folder(folder, study)

@@ -8,9 +8,12 @@ from typing import Literal
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from scantling.errors import FieldError
+from scantling.lab.corpus import GENERATED
 from scantling.lab.study.trial import Param, Trial
+from scantling.lab.torch_needed import need_torch
 from scantling.spec import Spec
 
 LEAST_SEEDS = 3
@@ -117,12 +120,15 @@ class Study(Struct, frozen=True):
         return hashlib.sha256(told.encode()).hexdigest()[:16]
 
     def check(self) -> Study:
-        """The study, if it can be answered.
+        """The study with the context of its data, if it can be answered.
 
         Raises:
             FieldError: If it has fewer than two shapes, fewer than three seeds, two shapes of one
                 name, or a measure that says nothing of them.
         """
+        own = context_of(self.data)
+        if own not in {None, self.context}:
+            return replace(self, context=own).check()
         names = [s.name for s in self.shapes]
         if len(names) < 2:
             raise FieldError("shapes", len(names), "compare nothing", "give at least 2")
@@ -146,6 +152,20 @@ class Study(Struct, frozen=True):
             raise FieldError("tokens", self.tokens, "are less than one batch of "
                              f"{self.batch * self.context:,}")  # fmt: skip
         return self
+
+
+def context_of(data: str) -> int | None:
+    """Tokens of a sequence of a generated task; None of a text, which can be cut anyhow.
+
+    Raises:
+        FieldError: If there is no such task, or no torch to make it.
+    """
+    if data.partition(":")[0] not in GENERATED:
+        return None
+    need_torch()
+    from scantling.lab.data import task
+
+    return task(data).context
 
 
 def centre(shape: Shape, steps: int) -> float:

@@ -12,7 +12,7 @@ from scantling.catalog import load
 from scantling.errors import FieldError, ScantlingError, nearest
 from scantling.lab.match import iso
 from scantling.lab.scaled import scaled
-from scantling.lab.study.design import Measure, Rates, Shape, Study
+from scantling.lab.study.design import Measure, Rates, Shape, Study, context_of
 from scantling.spec import check, vary
 from scantling.units import parse_count
 
@@ -50,6 +50,10 @@ def read_study(path: Path) -> Study:
     fields.setdefault("question", "Which of these shapes has the lowest loss?")
     fields.setdefault("data", "code")
     fields.setdefault("tokens", 300_000)
+    own = context_of(fields["data"])
+    if own is not None and fields.setdefault("context", own) != own:
+        raise FieldError("context", fields["context"], f"is {own} with the knobs of data",
+                         "change the knobs")  # fmt: skip
     if "rates" in told:
         rates = _table(told, "rates")
         _known(rates, Rates.__struct_fields__, "rates.")
@@ -74,7 +78,8 @@ def _shapes(told: dict[str, Any], path: Path, fields: dict[str, Any]) -> tuple[S
             k: _count(given[k], f"iso.{k}") for k in ("body", "params", "flops") if k in given
         }
         other = {k: given[k] for k in ("time", "chip") if k in given}
-        return iso(given["n_layer"], context=fields.get("context", 64), **wanted, **other)
+        runs = {k: fields[k] for k in ("batch", "context") if k in fields}
+        return iso(given["n_layer"], **runs, **wanted, **other)
     shapes = tuple(_shape(one, path.parent) for one in told["shapes"])
     if "scale" in told:
         given = _table(told, "scale")

@@ -87,7 +87,7 @@ class Training:
         """Train, judge on both slices, probe."""
         begun = time.perf_counter()
         self._begin(trial)
-        found = self._train(trial, tokens=max(trial.tokens, trial.steps * self._step(trial)))
+        found = self._train(trial, steps=trial.steps)
         row = found.row()
         if found.why:
             seconds = time.perf_counter() - begun
@@ -106,10 +106,6 @@ class Training:
         if self.device != "cuda":
             torch.set_num_threads(self.threads)
         _task(trial)
-
-    def _step(self, trial: Trial) -> int:
-        one = _task(trial)
-        return int(one.batch_size * one.context)
 
     def _train(self, trial: Trial, **length: Any) -> Any:
         from scantling.lab.train import TrainingRun, train
@@ -135,15 +131,10 @@ def _task(trial: Trial) -> Any:
 
 @functools.lru_cache(4)
 def _kept_task(data: str, batch: int, context: int, tokenizer: str) -> Any:
-    """A task, kept: cutting a corpus into tokens takes longer than a small run.
-
-    The length of a generated task follows from its knobs.
-    """
+    """A task, kept: cutting a corpus into tokens takes longer than a small run."""
     from scantling.lab.data import TextTask, task
-    from scantling.lab.tasks import TASKS
 
-    made = data.partition(":")[0] in TASKS
-    one = task(data, batch, None if made else context, tokenizer)
+    one = task(data, batch, context, tokenizer)
     return replace(one, slices=_fewer(one.slices, context)) if isinstance(one, TextTask) else one
 
 
