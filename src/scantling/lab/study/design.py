@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Literal
+import math
+from typing import Literal, get_args
 
 import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from scantling.errors import FieldError
+from scantling.errors import FieldError, UnknownNameError
 from scantling.lab.corpus import GENERATED
 from scantling.lab.study.trial import Param, Trial
 from scantling.lab.torch_needed import need_torch
@@ -146,12 +147,23 @@ class Study(Struct, frozen=True):
         if self.seeds < LEAST_SEEDS:
             raise FieldError("seeds", self.seeds, "are too few for an interval",
                              f"at least {LEAST_SEEDS}")  # fmt: skip
-        if self.rates.n < 1 or self.rates.step <= 1:
-            raise FieldError("rates", self.rates.n, "must be at least 1, a factor above 1 apart")
+        self._check_rates()
         if self.tokens < self.batch * self.context:
             raise FieldError("tokens", self.tokens, "are less than one batch of "
                              f"{self.batch * self.context:,}")  # fmt: skip
         return self
+
+    def _check_rates(self) -> None:
+        rates = self.rates
+        if rates.n < 1 or not 1 < rates.step < math.inf:
+            raise FieldError("rates", rates.n, "must be at least 1, a factor above 1 apart")
+        if rates.extend < 0:
+            raise FieldError("rates.extend", rates.extend, "must not be below 0")
+        for s in self.shapes:
+            if s.param not in get_args(Param):
+                raise UnknownNameError("param", s.param, get_args(Param))
+            if s.rate is not None and not 0 < s.rate < math.inf:
+                raise FieldError("rate", s.rate, "must be above 0 and finite")
 
 
 def context_of(data: str) -> int | None:
