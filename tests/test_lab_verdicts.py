@@ -1,6 +1,7 @@
 """What studies say is no more than they know."""
 
 import json
+import random
 
 import pytest
 from msgspec.structs import replace
@@ -9,9 +10,10 @@ from fake_runs import Fake
 from scantling.errors import FieldError
 from scantling.lab import stats
 from scantling.lab.match import equal_flops, small
-from scantling.lab.study import Measure, Shape, answer, result_json
+from scantling.lab.study import Measure, Pace, Rates, Shape, answer, result_json
+from scantling.lab.study.plan import plan
 from scantling.lab.study.verdict import Arm, headline, spread, verdicts
-from scantling.report.lab_text import explained
+from scantling.report.lab_text import explained, honest_lines
 from test_lab_study import study
 
 
@@ -20,7 +22,7 @@ def ask(tmp_path):
     """The result of a study, as the report reads it."""
 
     def asked(s, runner=None):
-        found = answer(s, runner or Fake(), tmp_path / "s", engine="here")
+        found = answer(s, runner or Fake(), tmp_path / s.name, engine="here")
         return json.loads(json.dumps(result_json(found)))
 
     return asked
@@ -118,3 +120,67 @@ def test_the_seeds_needed_are_one_number():
     assert v.kind == "not separated"
     assert v.text.endswith("needs 4 seeds)")
     assert v.seeds_needed == 4
+
+
+# ---------------------------------------------------------------- shares of solved seeds
+
+SOLVED = Measure("accuracy", "share of seeds", "higher", solved=0.9)
+
+
+def test_shares_that_no_outcome_could_tell_apart_are_not_asked_for(ask):
+    """Three of three against none have p 0.1; over three pairs four of four do not suffice."""
+    with pytest.raises(FieldError, match="seeds 3 are too few: not even all solved against none"):
+        ask(study(1, 2, measure=SOLVED))
+    with pytest.raises(FieldError, match=r"over 3 pair\(s\); at least 5"):
+        ask(study(1, 2, 4, measure=SOLVED, seeds=4))
+    found = ask(study(1, 2, 4, measure=SOLVED, seeds=5), Fake({2: 0.5}))
+    assert {(v["a"], v["b"]) for v in found["verdicts"] if v["kind"] == "better"} == {
+        ("L1", "L2"), ("L4", "L2")}  # fmt: skip
+    assert found["resolvable"] == 1
+    assert "tells shares of solved seeds apart from a difference of 1 on" in " ".join(
+        honest_lines(found))  # fmt: skip
+
+
+def test_no_budget_takes_the_seeds_that_shares_need():
+    s = study(1, 2, measure=SOLVED, seeds=8, rates=Rates(3, 2.5, 0))
+    paces = {name: Pace(0.0, 0.01, 0.0) for name in ("L1", "L2")}
+    with pytest.raises(FieldError, match="two shapes at 4 seeds"):
+        plan(s, paces, 1, 1.0)
+    assert plan(s, paces, 1, 1.0, smallest=True).seeds == 4
+
+
+def test_seeds_that_shares_need_are_found_by_drawing_them():
+    n, draw, told = 16, random.Random(0), 0
+    assert stats.seeds_needed_for_shares(1.0, 0.6) == n
+    for _ in range(2000):
+        told += stats.shares(n, n, sum(draw.random() < 0.6 for _ in range(n)), n).p < 0.05
+    assert told / 2000 == pytest.approx(0.83, abs=0.03)
+    (v,) = verdicts(study(1, 2, measure=SOLVED, seeds=5), [
+        replace(a, solved=k) for a, k in zip(arms(A=(1.0,) * 5, B=(1.0,) * 5), (5, 3), strict=True)
+    ])  # fmt: skip
+    assert v.seeds_needed == 16
+    assert v.text.endswith("needs 16 seeds)")
+
+
+# ---------------------------------------------------------------- learning rates
+
+
+def test_a_loss_at_one_rate_is_unresolved_and_a_probe_is_not(ask):
+    one = Rates(1, 2.0, 0)
+    found = ask(study(1, 2, rates=one), Fake({2: 0.5}))
+    assert found["headline"].startswith("unresolved: L1 one rate tried")
+
+    class Probing(Fake):
+        def run(self, trial):
+            found = super().run(trial)
+            return replace(found, measures=found.measures | {"active": found.measures["loss"]})
+
+    active = Measure("active", "share of units", word="sparser")
+    s = replace(study(1, 2, rates=one, measure=active), name="probes")
+    found = ask(s, Probing({2: 0.5}))
+    assert found["verdicts"][0]["kind"] == "better"
+
+
+def test_the_report_says_that_the_rate_was_chosen_on_the_models_it_reports(ask):
+    assert "The rate was chosen on other data but on the same models" in " ".join(
+        honest_lines(ask(study(1, 2))))  # fmt: skip

@@ -12,6 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from scantling.errors import FieldError, UnknownNameError
+from scantling.lab import stats
 from scantling.lab.corpus import GENERATED
 from scantling.lab.study.trial import Param, Trial
 from scantling.lab.torch_needed import need_torch
@@ -115,6 +116,17 @@ class Study(Struct, frozen=True):
         return [float(f"{rate:.3g}") for rate in self.rates.grid(middle)]
 
     @property
+    def pairs(self) -> int:
+        """Comparisons it makes."""
+        return math.comb(len(self.shapes), 2)
+
+    @property
+    def least_seeds(self) -> int:
+        """Seeds below which it can say nothing: shares of solved ones need more than means."""
+        shares = self.measure.solved is not None
+        return max(LEAST_SEEDS, stats.least_for_shares(self.pairs) if shares else 0)
+
+    @property
     def hash(self) -> str:
         """Of the whole design: a folder holds runs of one study."""
         told = json.dumps(msgspec.to_builtins(self), sort_keys=True)
@@ -147,6 +159,10 @@ class Study(Struct, frozen=True):
         if self.seeds < LEAST_SEEDS:
             raise FieldError("seeds", self.seeds, "are too few for an interval",
                              f"at least {LEAST_SEEDS}")  # fmt: skip
+        if self.seeds < self.least_seeds:
+            raise FieldError("seeds", self.seeds, "are too few: not even all solved against none "
+                             f"would differ over {self.pairs} pair(s)",
+                             f"at least {self.least_seeds}")  # fmt: skip
         self._check_rates()
         if self.tokens < self.batch * self.context:
             raise FieldError("tokens", self.tokens, "are less than one batch of "

@@ -11,13 +11,17 @@ from msgspec import Struct
 
 from scantling.lab import stats
 from scantling.lab.stats import Contrast, Interval
-from scantling.lab.study.design import LEAST_SEEDS, Measure, Study
+from scantling.lab.study.design import Measure, Study
 from scantling.lab.study.sweep import Swept, at_edge, best_rate
 from scantling.lab.study.trial import Data, Record
 
 UNTRAINED = 0.97
 """A loss above this share of the entropy of single tokens has learned nothing of their order."""
 LEVEL = 0.05
+SEEDS, SEEDS_OF_SHARES = 1000, 100
+"""Seeds beyond which nobody is told how many it takes."""
+OWN = {"loss", "bits_per_byte", "accuracy"}
+"""Measures of how well a model was trained, which the learning rate decides; others are probes'."""
 
 
 class Arm(Struct, frozen=True):
@@ -63,7 +67,7 @@ def arm(study: Study, swept: Swept, data: Data) -> Arm:
     if swept.lost:
         return Arm(swept.shape, None, swept.rates, (), None,
                    unresolved="every worker died that ran it, out of memory or killed")  # fmt: skip
-    if len(whole) < LEAST_SEEDS:
+    if len(whole) < study.least_seeds:
         return Arm(swept.shape, None, swept.rates, (), None,
                    unresolved=f"time was up after {len(whole)} of {study.seeds} seeds")  # fmt: skip
     best = best_rate(records)
@@ -81,7 +85,7 @@ def arm(study: Study, swept: Swept, data: Data) -> Arm:
         swept.shape, best, swept.rates, chosen, edge, values, _interval(values, study.measure),
         {m.name: _values(at_best, m) for m in study.also},
         None if solved is None else sum(v >= solved for v in values),
-        _doubt(study, at_best, edge, data),
+        _doubt(study, at_best, swept.rates, edge, data),
     )  # fmt: skip
 
 
@@ -106,8 +110,11 @@ def _interval(values: Sequence[float], measure: Measure) -> Interval:
 
 
 def _doubt(
-    study: Study, at_best: Sequence[Record], edge: str | None, data: Data
+    study: Study, at_best: Sequence[Record], swept_rates: Sequence[float], edge: str | None,
+    data: Data,
 ) -> str | None:  # fmt: skip
+    if len(swept_rates) == 1 and study.measure.name in OWN:
+        return "one rate tried: which shape is better depends on it"
     if edge is not None:
         end = "highest" if edge == "upper" else "lowest"
         return f"edge: its best rate {at_best[0].trial.rate:g} is the {end} tried"
@@ -158,8 +165,14 @@ def _spread_of(a: Arm, b: Arm, measure: Measure) -> float | None:
 
 
 def resolvable(study: Study, arms: Sequence[Arm], pairs: int) -> float | None:
-    """The effect that this design sees four times of five; a factor for a ratio."""
+    """The effect that this design sees four times of five; a factor for a ratio.
+
+    Of shares of solved seeds the least difference that it can tell apart at all.
+    """
     sd, n = spread(study, arms), min((len(a.seeds) for a in arms if a.seeds), default=0)
+    if study.measure.solved is not None:
+        apart = stats.separable(n, max(pairs, 1))
+        return None if apart is None else apart / n
     if sd is None or n < 2:
         return None
     effect = stats.resolvable(sd, n, max(pairs, 1))
@@ -196,16 +209,24 @@ def _verdict(
     if p < LEVEL:
         text = f"{a.shape} {measure.word} than {b.shape} by {size}"
         return Verdict(a.shape, b.shape, "better", text, *told, p)
-    needed = None if sd is None else stats.seeds_needed(sd, c.difference, tests)
     if sd is None:
-        seeds = "more seeds"
-    elif needed is None:
-        seeds = "over 1,000 seeds"
+        most, one, other = SEEDS_OF_SHARES, _share(a), _share(b)
+        needed = stats.seeds_needed_for_shares(one, other, tests, most)
+    else:
+        most = SEEDS
+        needed = stats.seeds_needed(sd, c.difference, tests, most)
+    if needed is None:
+        seeds = f"over {most:,} seeds"
     else:
         needed = max(needed, len(a.seeds) + 1)
         seeds = f"{needed} seeds"
     text = f"{a.shape} and {b.shape}: not separated (difference {size}; needs {seeds})"
     return Verdict(a.shape, b.shape, "not separated", text, *told, p, needed)
+
+
+def _share(a: Arm) -> float:
+    assert a.solved is not None, "an arm judged by what it solved"
+    return a.solved / len(a.seeds)
 
 
 def headline(study: Study, arms: Sequence[Arm], found: Sequence[Verdict]) -> str:
