@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -28,6 +28,7 @@ from scantling.lab.study.verdict import Arm, Verdict, arm, headline, resolvable,
 
 Say = Callable[[str], None]
 Progress = Callable[[int, int], None]
+Told = TypeVar("Told")
 POLL_S = 0.5
 REPLANS = 3
 """Times a study is planned anew where the machine turns out slower than when it was timed."""
@@ -120,9 +121,13 @@ def planned(
     store.open_folder(folder, study)
     n = workers or (1 if engine == "here" else executor.cores())
     found = store.read(folder / store.PLAN, Plan)
-    data = _data(study, runner)
-    _check_data(data, store.read(folder / store.DATA, dict[str, Data]) or data, study)
-    store.write(folder / store.DATA, data)
+    data = store.read(folder / store.DATA, dict[str, Data])
+    if data is None:
+        data = _by_tokenizer(study, runner.data)
+        store.write(folder / store.DATA, data)
+    elif _by_tokenizer(study, runner.data_hash) != {n: one.hash for n, one in data.items()}:
+        raise FieldError("data", study.data, "has changed since this study began on it",
+                         "bring it back, give another folder, or --fresh")  # fmt: skip
     if found is None or found.budget_s != budget_s:
         say(f"timing five steps of {len(study.shapes)} shapes")
         found = plan(study, _paces(study, runner, engine, n), n, budget_s)
@@ -142,21 +147,16 @@ def _slower(study: Study, old: Plan, slow: float, left_s: float) -> Plan:
     return replace(found, budget_s=old.budget_s)
 
 
-def _data(study: Study, runner: Runner) -> dict[str, Data]:
-    """What the data of each shape is; shapes with one tokenizer share it."""
-    known: dict[str, Data] = {}
+def _by_tokenizer(study: Study, asked: Callable[[Trial], Told]) -> dict[str, Told]:
+    """What is asked of the data of each shape; shapes with one tokenizer share it."""
+    known: dict[str, Told] = {}
     found = {}
     for shape in study.shapes:
         trial = _first(study, shape)
-        found[shape.name] = known.setdefault(trial.tokenizer, runner.data(trial))
+        if trial.tokenizer not in known:
+            known[trial.tokenizer] = asked(trial)
+        found[shape.name] = known[trial.tokenizer]
     return found
-
-
-def _check_data(now: Mapping[str, Data], then: Mapping[str, Data], study: Study) -> None:
-    """Shapes that were trained before and those still to come must have read the same."""
-    if any(then[name].hash != one.hash for name, one in now.items()):
-        raise FieldError("data", study.data, "has changed since this study began on it",
-                         "bring it back, give another folder, or --fresh")  # fmt: skip
 
 
 def _first(study: Study, shape: Shape, tokens: int | None = None) -> Trial:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import math
 import time
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from importlib import import_module
@@ -25,7 +24,6 @@ comes in bursts longer than a step."""
 JUDGED = {"choose": 2**14, "report": 2**15}
 """Tokens that slices of a text are judged on: the same ones for all runs, so that what chance put
 in them is in no difference. Judging all of a slice would take as long as a small run."""
-UNIGRAM_BATCHES = 16
 
 
 class Training:
@@ -55,16 +53,17 @@ class Training:
 
     def data(self, trial: Trial) -> Data:
         """The data's hash, and what a model without context would lose on it."""
-        from scantling.lab.tasks import IGNORED
+        from scantling.lab.unigram import unigram_loss
 
         one = _task(trial)
-        counts = Counter[int]()
-        for step in range(UNIGRAM_BATCHES):
-            counts.update(one.batch(step, 0)[1].flatten().tolist())
-        del counts[IGNORED]
-        total = counts.total()
-        unigram = -sum(n / total * math.log(n / total) for n in counts.values())
-        return Data(one.hash, one.vocab_size, one.bytes_per_token, unigram, one.floor_bits_per_byte)
+        return Data(one.hash, one.vocab_size, one.bytes_per_token, unigram_loss(one),
+                    one.floor_bits_per_byte)  # fmt: skip
+
+    def data_hash(self, trial: Trial) -> str:
+        """The hash alone; a text is not cut into tokens for it."""
+        from scantling.lab.data import text_hash
+
+        return text_hash(trial.data, trial.tokenizer) or str(_task(trial).hash)
 
     def pace(self, trial: Trial) -> Pace:
         """Time five steps, building and judging apart."""

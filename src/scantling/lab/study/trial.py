@@ -75,7 +75,7 @@ class Data(Struct, frozen=True):
     vocab_size: int
     bytes_per_token: float | None = None
     unigram: float | None = None
-    """Entropy of single tokens, nats: a model that knows no context is not better."""
+    """Loss on held-out data of a model that knows how often each token is, and no context."""
     floor_bits_per_byte: float | None = None
 
 
@@ -88,6 +88,9 @@ class Runner(Protocol):
 
     def data(self, trial: Trial) -> Data:
         """What its data is."""
+
+    def data_hash(self, trial: Trial) -> str:
+        """The hash of its data as it is now."""
 
     def pace(self, trial: Trial) -> Pace:
         """Seconds, from five steps."""

@@ -16,7 +16,7 @@ from scantling.lab.study.sweep import Swept, at_edge, best_rate
 from scantling.lab.study.trial import Data, Record
 
 UNTRAINED = 0.97
-"""A loss above this share of the entropy of single tokens has learned nothing of their order."""
+"""A loss above this share of that of single tokens has learned nothing of their order."""
 LEVEL = 0.05
 SEEDS, SEEDS_OF_SHARES = 1000, 100
 """Seeds beyond which nobody is told how many it takes."""
