@@ -184,3 +184,12 @@ def test_a_loss_at_one_rate_is_unresolved_and_a_probe_is_not(ask):
 def test_the_report_says_that_the_rate_was_chosen_on_the_models_it_reports(ask):
     assert "The rate was chosen on other data but on the same models" in " ".join(
         honest_lines(ask(study(1, 2))))  # fmt: skip
+
+
+def test_bits_a_byte_of_tokens_whose_bytes_nobody_knows_are_refused(ask):
+    class Numbers(Fake):
+        def data(self, trial):
+            return replace(super().data(trial), bytes_per_token=None)
+
+    with pytest.raises(FieldError, match="measure bits_per_byte is not known of fake; use loss"):
+        ask(study(1, 2, measure=Measure("bits_per_byte", "bits a byte")), Numbers())

@@ -124,6 +124,12 @@ def planned(
     data = store.read(folder / store.DATA, dict[str, Data])
     if data is None:
         data = _by_tokenizer(study, runner.data)
+        if study.measure.name == "bits_per_byte" and None in {
+            one.bytes_per_token for one in data.values()
+        }:
+            raise FieldError(
+                "measure", "bits_per_byte", f"is not known of {study.data}", "use loss"
+            )
         store.write(folder / store.DATA, data)
     elif _by_tokenizer(study, runner.data_hash) != {n: one.hash for n, one in data.items()}:
         raise FieldError("data", study.data, "has changed since this study began on it",
