@@ -39,7 +39,8 @@ def plain_plan(n_gpu: int, context: int, *, tp: int = 1, pp: int = 1, ep: int = 
 
     Alone it is the plainest: weights, gradients and states shared by all chips (FSDP), one
     micro-batch a step. With stages or a tensor group, optimizer states are shared by the replicas,
-    and as many micro-batches of one sequence pass as the step's tokens make.
+    and as many micro-batches of one sequence pass as the step's tokens make. Experts that are
+    spread stay whole.
 
     Example:
         >>> plain_plan(64, 8192).micro_batch, plain_plan(64, 8192, tp=8, pp=2).n_micro_batch
@@ -48,7 +49,8 @@ def plain_plan(n_gpu: int, context: int, *, tp: int = 1, pp: int = 1, ep: int = 
     batch = max(1, TOKENS_PER_MICRO_BATCH // context)
     if tp * pp == 1:
         return Plan(dp=n_gpu, zero=3, micro_batch=batch, ep=ep)
-    return Plan(tp=tp, pp=pp, dp=n_gpu // (tp * pp), ep=ep, zero=1, n_micro_batch=batch * tp * pp)
+    return Plan(tp=tp, pp=pp, dp=n_gpu // (tp * pp), ep=ep, expert_tp=1 if ep > 1 else None,
+                zero=1, n_micro_batch=batch * tp * pp)  # fmt: skip
 
 
 def training_time(

@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from scantling import catalog
 from scantling.costs.count import parameters
+from scantling.costs.estimate import NODE
 from scantling.errors import FieldError, nearest
 from scantling.hardware import Chip, chip
 from scantling.laws import DEFAULT
@@ -79,6 +80,7 @@ class Budget(Struct, frozen=True, kw_only=True):
         cost_per_million: Most money a million output tokens.
         pp: Pipeline-parallel degree that must divide.
         ep: Expert-parallel degree that must divide.
+        degrees: Of tp, pp and ep those that were given, also where they are 1: plans keep them.
         quant: Quantisation whose groups must shard over ``tp``.
         runtime: Runtime whose kernels must take the shape: vllm, sglang, tensorrt-llm, llama.cpp.
         equal: What shapes have alike: ``tokens``, ``flops`` or ``wall-clock``.
@@ -131,6 +133,7 @@ class Budget(Struct, frozen=True, kw_only=True):
     cost_per_million: float | None = None
     pp: int = 1
     ep: int = 1
+    degrees: tuple[str, ...] = ()
     quant: str | None = None
     runtime: str | None = None
     equal: str = "tokens"
@@ -174,6 +177,7 @@ def budget(*, params: float | str | None = None, tokens: float | str | None = No
         for name, value in (("params", params), ("tokens", tokens), ("flops", flops))
     )
     assumed: list[str] = []
+    _add_degrees(given, assumed)
     given["moe"] = bool(given.get("moe") or given.get("active"))
     if given.get("beat") is not None:
         timed = bool(_days(given))
@@ -217,6 +221,19 @@ def budget(*, params: float | str | None = None, tokens: float | str | None = No
     found = Budget(params=size, tokens=trained, flops=work, assumed=tuple(assumed), **given)
     check(found)
     return found
+
+
+def _add_degrees(given: dict[str, Any], assumed: list[str]) -> None:
+    """The degrees that are given, and without chips the fewest whole nodes of 8 they divide.
+
+    Stages of TP groups, over whose chips experts spread: a multiple of PP × lcm(TP, EP).
+    """
+    degrees = {name: given[name] for name in ("tp", "pp", "ep") if given.get(name) is not None}
+    given["degrees"] = tuple(degrees)
+    tp, pp, ep = (max(1, degrees.get(name, 1)) for name in ("tp", "pp", "ep"))
+    if given.get("n_gpu") is None and pp * math.lcm(tp, ep) > 1:
+        given["n_gpu"] = math.lcm(NODE, pp * math.lcm(tp, ep))
+        assumed.append(f"gpus: {given['n_gpu']}, the fewest whole nodes that the degrees divide")
 
 
 def _rival(
