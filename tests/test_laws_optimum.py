@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 
 import pytest
 from click.testing import CliRunner
@@ -197,3 +198,15 @@ def test_a_budget_whose_least_loss_lies_beyond_the_sizes_says_so():
     assert best.size == pytest.approx(1e3, rel=0.01)
     assert any("no least loss within 1,000" in text for text in best.outside)
     assert all(text in {"body", "tokens"} for text in compute_optimal("aspect", 1e21).outside)
+
+
+@pytest.mark.parametrize(
+    ("name", "least"), [("chinchilla-2024", 1.8172), ("chinchilla-2022", 1.6934)]
+)
+def test_a_loss_below_the_floor_of_a_law_is_told_the_floor(name, least):
+    """E of Besiroglu et al. 2024, and of Hoffmann et al. 2022 (the 1.69 of equation 10)."""
+    for value, told in ((0.5, f"never below {least:.4g}"), (100, "at 1e+14 FLOPs")):
+        with pytest.raises(FieldError, match=re.escape(told)):
+            needed(name, "loss", value)
+    with pytest.raises(FieldError, match="never below"):  # what the command prints
+        ask((name,), Spending(flops=1.0), asked=("loss", 0.5))

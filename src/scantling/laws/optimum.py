@@ -240,6 +240,8 @@ def others(
 ASKED = ("params", "tokens", "loss")
 """What may be given instead of FLOPs: the optimum has this size, these tokens, or this loss."""
 BUDGETS = (1e14, 1e32)
+ENDLESS = (1e120, 1e150)
+"""Parameters and tokens of which no law's power has anything left."""
 
 
 def needed(name: str, asked: str, value: float, **given: Any) -> float:
@@ -265,22 +267,39 @@ def needed(name: str, asked: str, value: float, **given: Any) -> float:
     if asked == "loss" and name in allocations():
         raise FieldError("loss", value, f"is nothing that {name} knows", "ask a law of the loss")
 
-    def reaches(flops: float) -> bool:
+    def at(flops: float) -> float:
         best = compute_optimal(name, flops, **given)
         if asked == "loss":
             assert best.loss is not None
-            return best.loss <= value
+            return best.loss
         size = best.size / 6 if best.counts == "flops" else best.size
-        return (size if asked == "params" else best.tokens) >= value
+        return size if asked == "params" else best.tokens
+
+    def reaches(flops: float) -> bool:
+        return at(flops) <= value if asked == "loss" else at(flops) >= value
 
     low, high = BUDGETS[0] + 6e5 * given.get("served", 0.0), BUDGETS[1]
     if reaches(low) or not reaches(high):
-        raise FieldError(asked, f"{value:g}", f"is the optimum of no budget by {name}",
-                         f"between {low:.0e} and {high:.0e} FLOPs")  # fmt: skip
+        ends = f"{at(low):.4g} at {low:.0e} FLOPs and {at(high):.4g} at {high:.0e}"
+        if asked == "loss":
+            least = floor(_known(name), given.get("aspect", 64.0), given.get("unique"))
+            ends += f", and never below {least:.4g}"
+        rule = f"is the optimum of no budget by {name}, which has {ends}"
+        raise FieldError(asked, f"{value:g}", rule)
     while high / low > 1 + 1e-6:
         middle = (low * high) ** 0.5
         low, high = (low, middle) if reaches(middle) else (middle, high)
     return high
+
+
+def floor(one: Law, aspect: float = 64.0, unique: float | None = None) -> float:
+    """The loss that endless parameters and tokens would leave, nats a token.
+
+    Example:
+        >>> floor(law("chinchilla-2024"))  # its E
+        1.8172
+    """
+    return float(one.loss(shaped(*ENDLESS, aspect, unique)))
 
 
 class Repetition(NamedTuple):
