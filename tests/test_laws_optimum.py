@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from case_files import cases, holds
-from scantling import catalog
+from scantling import catalog, search
 from scantling.cli import group
 from scantling.costs.count import flops
 from scantling.errors import FieldError
@@ -130,6 +130,36 @@ def test_days_on_chips_are_what_the_plan_of_the_shape_takes():
     peak = 989.4e12 * 64 * found.time_s.value_s  # an H100's dense bf16
     assert found.share == pytest.approx(found.budget.cost(found.best.size) * found.best.tokens
                                         / peak, rel=0.01)  # fmt: skip
+
+
+def done(shape, tokens, context=8192):
+    """Training FLOPs by the operators: attention in full, and the head (docs/flops.md)."""
+    one = flops(shape.spec, 1, context)
+    return float(one.train) / one.tokens * tokens
+
+
+def test_days_are_as_many_flops_in_laws_optimum_as_in_design():
+    """Both count all that the chips do; the rate is that of a plan here, of a 7B there."""
+    found = spend("aspect", Spending(flops=1.0), Machine(n_gpu=64, days=10))
+    assert done(found.shape, found.best.tokens) == pytest.approx(found.budget.flops, rel=0.1)
+    b = search.budget(days=10, gpus=64)
+    assert b.flops == pytest.approx(found.budget.flops, rel=0.1)
+    assert done(search.chosen(b), b.tokens) == pytest.approx(b.flops, rel=0.1)
+    said = " ".join(optimum_lines(ask(("aspect",), Spending(flops=1.0),
+                                      machine=Machine(n_gpu=64, days=10))))  # fmt: skip
+    for text in (said, " ".join(b.assumed)):
+        assert "attention in full and the head counted" in text
+
+
+def test_a_law_whose_size_has_the_head_in_it_does_not_pay_for_it_twice():
+    spent = Spending(flops=1e22, vocab_size=128_256)
+    assert spent.of("total").cost(7e9) == 6 * 7e9
+    width = 64 * (7e9 / (12 * 64**2)) ** (1 / 3)
+    assert spent.of("body").cost(7e9) == pytest.approx(6 * (7e9 + 128_256 * width))
+    both = {name: compute_optimal(name, 1e22, vocab_size=128_256) for name in
+            ("aspect", "chinchilla-2024")}  # fmt: skip
+    assert both["chinchilla-2024"] == compute_optimal("chinchilla-2024", 1e22)
+    assert both["aspect"].tokens < compute_optimal("aspect", 1e22).tokens
 
 
 def test_the_shape_has_the_size_of_the_optimum():

@@ -90,9 +90,18 @@ def reference_mfu(chip: Chip, n_gpu: int, dtype: str = "bf16") -> float:
               Block((Branch(Dense(round_up(8 * width // 3, 256))),), pre=Norm()))  # fmt: skip
     stack = Stack((Layer("layer", blocks),), (Run(("layer",), REFERENCE_LAYERS),))
     spec = Spec(d_model=width, vocab_size=32_000, decoder=stack)
+    return training_mfu(spec, chip, n_gpu, REFERENCE_CONTEXT, dtype)
+
+
+def training_mfu(spec: Spec, chip: Chip, n_gpu: int, context: int, dtype: str = "bf16") -> float:
+    """The share of a chip's peak that training a model by the plainest plan reaches.
+
+    FLOPs with attention in full and the head (``docs/flops.md``) over what the chips could do in
+    the time of ``training_time``.
+    """
     tokens = 10**9
-    seconds = training_time(spec, tokens, chip, n_gpu, REFERENCE_CONTEXT, dtype).value_s
-    one = flops(spec, 1, REFERENCE_CONTEXT)
+    seconds = training_time(spec, tokens, chip, n_gpu, context, dtype).value_s
+    one = flops(spec, 1, context)
     return float(one.train / one.tokens * tokens / (seconds * n_gpu * chip.rate(dtype)))
 
 
@@ -133,4 +142,4 @@ def serving_split(n_gpu: int) -> tuple[int, int]:
 
 
 __all__ = ["DAY_S", "Estimate", "decode_time", "plain_plan", "reference_mfu", "serving_split",
-           "training_time"]  # fmt: skip
+           "training_mfu", "training_time"]  # fmt: skip
