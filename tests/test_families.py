@@ -3,6 +3,7 @@
 import functools
 import itertools
 import json
+import math
 import random
 
 import moocore
@@ -369,6 +370,25 @@ def test_the_front_of_a_family_is_the_same_for_any_size_of_chunk(kind, size):
     assert np.array_equal(parts.rows, whole.rows)
     assert np.array_equal(parts.objectives, whole.objectives)
     assert (parts.feasible, parts.removed) == (whole.feasible, whole.removed)
+
+
+@pytest.mark.parametrize("kind", ["experts", "latent with experts"])
+def test_mixtures_far_from_their_active_size_are_left_out_and_nothing_else_changes(kind):
+    b = budget(**KINDS[kind])
+    found, every = sweep(space(b), b), sweep(space(b), b, far=math.inf)
+    assert np.array_equal(found.rows, every.rows)
+    assert (found.feasible, found.evaluated) == (every.feasible, every.evaluated)
+    active = next(name for name in found.removed if name.startswith("active"))
+    assert found.removed[active] == every.removed[active]
+    other = next(name for name in found.removed if name.startswith("active_width"))
+    assert found.removed[other] < every.removed[other]  # of those left out nobody asks
+
+
+def test_an_active_size_that_no_mixture_is_near_still_has_closest_shapes():
+    b = budget(params="30B", active="29B")
+    found = sweep(space(b), b)
+    assert not found.feasible
+    assert found.closest
 
 
 # ---------------------------------------------------------------- axes
