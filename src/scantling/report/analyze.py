@@ -28,9 +28,8 @@ from scantling.formats.checkpoint import Checkpoint, describe
 from scantling.formats.compare import Comparison, compare
 from scantling.laws import Features
 from scantling.ops import operators
-from scantling.rules import Setting, Subject, lint
 from scantling.search import Candidate, budget, candidate, explain
-from scantling.search.candidate import DIMENSIONS, counted_json, unseen_findings
+from scantling.search.candidate import DIMENSIONS, counted_json, rule_findings, unseen_findings
 from scantling.spec import (
     Chunk,
     Spec,
@@ -124,11 +123,8 @@ class Analysis(Struct, frozen=True, kw_only=True):
 
     def findings(self) -> list[dict[str, str]]:
         """What the rules of lint say of the shape at this context, and what loss does not see."""
-        where = Setting(context=int(self.workload.context))
-        report = lint(Subject(name=self.name, setting=where, spec=self.spec))
-        keys = ("code", "level", "field", "message")
-        found = [{key: getattr(f, key) for key in keys} for f in report.findings]
-        return found + unseen_findings(self.features)
+        told = rule_findings(self.spec, int(self.workload.context))
+        return told + unseen_findings(self.features)
 
     def peers(self) -> list[str]:
         """The known models nearest in size and vocabulary, itself left out."""
