@@ -137,7 +137,7 @@ def test_shares_that_no_outcome_could_tell_apart_are_not_asked_for(ask):
     assert {(v["a"], v["b"]) for v in found["verdicts"] if v["kind"] == "better"} == {
         ("L1", "L2"), ("L4", "L2")}  # fmt: skip
     assert found["resolvable"] == 1
-    assert "tells shares of solved seeds apart from a difference of 1 on" in " ".join(
+    assert "tells shares apart that differ by 100% of the seeds or more" in " ".join(
         honest_lines(found))  # fmt: skip
 
 
