@@ -58,8 +58,9 @@ def train(run: TrainingRun, on_step: Callable[[Record], None] | None = None) -> 
     """
     among = world(run.device)
     run = run.checked()
-    if run.task.batch_size < among.size:
-        raise FieldError("batch", run.task.batch_size, f"is fewer than {among.size} processes")
+    if run.task.batch_size % among.size:  # else some would wait for passes that others never make
+        raise FieldError("batch", run.task.batch_size, f"must be a multiple of {among.size}, the "
+                         "number of processes")  # fmt: skip
     dtype = dtype_of(run, among.device)
     check_memory(run.spec, run.micro_batch or run.task.batch_size, run.task.context, dtype,
                  among.device)  # fmt: skip

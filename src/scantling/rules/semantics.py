@@ -161,10 +161,10 @@ def spellings_disagree(s: Subject) -> Iterator[Found]:
         yield Found("warning", "torch_dtype", f"torch_dtype {other} is not read: dtype is {one}",
                     Fix(text=f"torch_dtype {one}"))  # fmt: skip
     inner = outer.get("text_config")
-    own = inner if isinstance(inner, dict) else outer
+    place = inner if isinstance(inner, dict) else outer
     for key in ("rope_theta", "partial_rotary_factor"):
-        beside, taken = own.get(key), s.raw.config.get(key)
-        if "rope_parameters" in own and beside is not None and beside != taken:
+        beside, taken = place.get(key), s.raw.config.get(key)
+        if "rope_parameters" in place and beside is not None and beside != taken:
             yield Found("warning", key, f"{key} {beside} is not read: rope_parameters say {taken}",
                         Fix(text=f"{key} {taken}", config={key: taken}))  # fmt: skip
     if isinstance(inner, dict):
