@@ -113,7 +113,7 @@ def _doubt(
     study: Study, at_best: Sequence[Record], rates: Sequence[float], edge: str | None,
     data: Data,
 ) -> str | None:  # fmt: skip
-    if len(rates) == 1 and study.measure.name in OWN:
+    if len(rates) == 1 < len(study.shapes) and study.measure.name in OWN:
         return "one rate tried: which shape is better depends on it"
     if edge is not None:
         end = "highest" if edge == "upper" else "lowest"
