@@ -131,13 +131,13 @@ def test_shares_that_no_outcome_could_tell_apart_are_not_asked_for(ask):
     """Three of three against none have p 0.1; over three pairs four of four do not suffice."""
     with pytest.raises(FieldError, match="seeds 3 are too few: not even all solved against none"):
         ask(study(1, 2, measure=SOLVED))
-    with pytest.raises(FieldError, match=r"over 3 pair\(s\); at least 5"):
+    with pytest.raises(FieldError, match="count as different; at least 5"):
         ask(study(1, 2, 4, measure=SOLVED, seeds=4))
     found = ask(study(1, 2, 4, measure=SOLVED, seeds=5), Fake({2: 0.5}))
     assert {(v["a"], v["b"]) for v in found["verdicts"] if v["kind"] == "better"} == {
         ("L1", "L2"), ("L4", "L2")}  # fmt: skip
     assert found["resolvable"] == 1
-    assert "tells shares of solved seeds apart from a difference of 1 on" in " ".join(
+    assert "tells shares apart that differ by 100% of the seeds or more" in " ".join(
         honest_lines(found))  # fmt: skip
 
 

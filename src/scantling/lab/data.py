@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,8 +22,8 @@ from scantling.units import parse_count
 
 BATCH, CONTEXT = 16, 128
 """Sequences of a step and tokens of a sequence where nothing is said."""
-JUDGED_TOKENS = 2**16
-"""Tokens at most that a slice is judged on, in windows spread over all of it."""
+JUDGED_TOKENS = {"choose": 2**16, "report": 2**16}
+"""Tokens at most that slices are judged on, in windows spread over all of them."""
 MAGIC, HEADER_BYTES = 20240520, 1024
 """What llm.c begins a file of token numbers with; nanoGPT writes no header."""
 
@@ -75,6 +75,7 @@ class TextTask:
     token_bytes: Tensor | None = field(repr=False)
     bytes_per_token: float | None
     floor_bits_per_byte: float | None = None
+    judged_tokens: Mapping[str, int] = field(default_factory=lambda: JUDGED_TOKENS)
 
     @property
     def unique_tokens(self) -> float:
@@ -107,10 +108,10 @@ class TextTask:
     def evaluate(self, model: nn.Module, held: str = "report") -> dict[str, float | None]:
         """Loss, bits_per_byte and accuracy on a slice that is not trained on.
 
-        At most 65,536 tokens are judged, in windows spread evenly over the slice.
+        At most ``judged_tokens`` are judged, 65,536 by default, in windows spread evenly over it.
         """
         n = len(self.slices[held].starts)
-        judged = min(n, max(1, JUDGED_TOKENS // self.context))
+        judged = min(n, max(1, self.judged_tokens[held] // self.context))
         spread = np.arange(judged) * n // judged
         batches = (
             self._cut(held, spread[i : i + self.batch_size])

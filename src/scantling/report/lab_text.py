@@ -107,7 +107,9 @@ def honest_lines(found: Found) -> list[str]:
         if study["measure"]["solved"] is None:
             sees = f"sees {size} or more four times of five, over all its pairs"
         else:
-            sees = f"tells shares of solved seeds apart from a difference of {size} on"
+            sees = (
+                f"tells shares apart that differ by {found['resolvable']:.0%} of the seeds or more"
+            )
         lines.append(f"This design ({plan['seeds']} seeds) {sees}.")
     elif study["measure"]["solved"] is not None:
         lines.append("This design tells no shares of solved seeds apart.")

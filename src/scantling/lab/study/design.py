@@ -14,15 +14,13 @@ from msgspec.structs import replace
 from scantling.errors import FieldError, UnknownNameError
 from scantling.lab import stats
 from scantling.lab.corpus import GENERATED
+from scantling.lab.default_rate import default_rate
 from scantling.lab.study.trial import Param, Trial
 from scantling.lab.torch_needed import need_torch
 from scantling.spec import Spec
 
 LEAST_SEEDS = 3
 """Fewer give no interval worth the name."""
-TUNED_STEPS, TUNED_WIDTH, TUNED_RATE, TUNED_MUP = 600, 64, 3e-3, 2.0**-7
-"""Where the grid of rates is centred: the best rate of a small model was seen at 3e-3 for width 64
-and 600 steps, 8e-3 for 200 steps, and to fall at least as fast as the inverse of the width."""
 
 
 class Shape(Struct, frozen=True):
@@ -36,7 +34,7 @@ class Shape(Struct, frozen=True):
     share: float = 1.0
     """Tokens of its runs over those of the study: for equal FLOPs or time."""
     rate: float | None = None
-    """The middle of its grid; None is the rule of ``centre``."""
+    """The middle of its grid; None is that of ``default_rate``."""
     matched: dict[str, float] = {}
     """What was made equal, with how far it is from it: ``{"body": 0.012}``."""
 
@@ -112,7 +110,8 @@ class Study(Struct, frozen=True):
 
     def grid(self, shape: Shape, tokens: int) -> list[float]:
         """The rates of a shape, from low to high, as three digits that can be typed."""
-        middle = shape.rate or centre(shape, self.trial(shape, 0.0, 0, tokens).steps)
+        steps = self.trial(shape, 0.0, 0, tokens).steps
+        middle = shape.rate or default_rate(shape.spec, steps, shape.param)
         return [float(f"{rate:.3g}") for rate in self.rates.grid(middle)]
 
     @property
@@ -161,7 +160,7 @@ class Study(Struct, frozen=True):
                              f"at least {LEAST_SEEDS}")  # fmt: skip
         if self.seeds < self.least_seeds:
             raise FieldError("seeds", self.seeds, "are too few: not even all solved against none "
-                             f"would differ over {self.pairs} pair(s)",
+                             "would count as different",
                              f"at least {self.least_seeds}")  # fmt: skip
         self._check_rates()
         if self.tokens < self.batch * self.context:
@@ -194,20 +193,3 @@ def context_of(data: str) -> int | None:
     from scantling.lab.data import task
 
     return task(data).context
-
-
-def centre(shape: Shape, steps: int) -> float:
-    """The middle of a grid of rates.
-
-    Under the standard parametrisation 3e-3 (64 / D) (600 / steps)^0.9, with the steps held between
-    150 and 2,400; under muP and CompleteP 2⁻⁷ whatever the width.
-
-    Example:
-        >>> from scantling import catalog
-        >>> small = Shape("a", catalog.model("gpt2"))
-        >>> centre(small, 600), centre(small, 150) / centre(small, 600)
-        (0.00025, 3.4822022531844965)
-    """
-    sp = shape.param == "sp"
-    rate = TUNED_RATE * TUNED_WIDTH / int(shape.spec.d_model) if sp else TUNED_MUP
-    return rate * float((TUNED_STEPS / min(max(steps, 150), 2400)) ** 0.9)

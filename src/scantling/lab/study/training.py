@@ -5,25 +5,21 @@ from __future__ import annotations
 import functools
 import math
 import time
-from collections.abc import Mapping
 from dataclasses import replace
 from importlib import import_module
 from importlib.metadata import version
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from scantling.errors import FieldError
 from scantling.lab.study.trial import Data, Outcome, Pace, Trial
-
-if TYPE_CHECKING:
-    from scantling.lab.data import Windows
 
 TIMED_STEPS, TIMED_S, MOST_STEPS = 5, 3.0, 150
 """Steps that are timed, more of them until so many seconds are sampled: what else the machine does
 comes in bursts longer than a step."""
 JUDGED = {"choose": 2**14, "report": 2**15}
-"""Tokens that slices of a text are judged on: the same ones for all runs, so that what chance put
-in them is in no difference. Judging all of a slice would take as long as a small run."""
+"""Tokens that slices of a text are judged on in a study: the same ones for all runs, so that what
+chance put in them is in no difference. Judging more would take as long as a small run."""
 
 
 class Training:
@@ -134,17 +130,7 @@ def _kept_task(data: str, batch: int, context: int, tokenizer: str) -> Any:
     from scantling.lab.data import TextTask, task
 
     one = task(data, batch, context, tokenizer)
-    return replace(one, slices=_fewer(one.slices, context)) if isinstance(one, TextTask) else one
-
-
-def _fewer(slices: Mapping[str, Windows], context: int) -> dict[str, Windows]:
-    """The slices that are judged on thinned out evenly."""
-    found = dict(slices)
-    for name, tokens in JUDGED.items():
-        starts = slices[name].starts
-        every = max(len(starts) * context // tokens, 1)
-        found[name] = replace(slices[name], starts=starts[::every])
-    return found
+    return replace(one, judged_tokens=JUDGED) if isinstance(one, TextTask) else one
 
 
 def _probed(trial: Trial, found: Any) -> dict[str, float]:

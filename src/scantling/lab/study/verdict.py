@@ -110,10 +110,10 @@ def _interval(values: Sequence[float], measure: Measure) -> Interval:
 
 
 def _doubt(
-    study: Study, at_best: Sequence[Record], swept_rates: Sequence[float], edge: str | None,
+    study: Study, at_best: Sequence[Record], rates: Sequence[float], edge: str | None,
     data: Data,
 ) -> str | None:  # fmt: skip
-    if len(swept_rates) == 1 and study.measure.name in OWN:
+    if len(rates) == 1 < len(study.shapes) and study.measure.name in OWN:
         return "one rate tried: which shape is better depends on it"
     if edge is not None:
         end = "highest" if edge == "upper" else "lowest"
