@@ -153,6 +153,11 @@ class Budget(Struct, frozen=True, kw_only=True):
         """The chip, looked up."""
         return chip(self.chip)
 
+    @property
+    def chips_given(self) -> bool:
+        """Whether the number of chips was given."""
+        return not any(text.startswith("gpus: ") for text in self.assumed)
+
 
 def budget(*, params: float | str | None = None, tokens: float | str | None = None,
            flops: float | str | None = None, **given: Any) -> Budget:  # fmt: skip
