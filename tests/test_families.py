@@ -15,7 +15,7 @@ from scantling import catalog
 from scantling.costs.cache import kv_cache
 from scantling.costs.count import attention_parameters, mlp_parameters, parameters
 from scantling.costs.deployment import cuts, valid_tp
-from scantling.costs.runtimes import runtime, runtimes
+from scantling.costs.runtimes import runtime
 from scantling.errors import FieldError
 from scantling.formats import hf
 from scantling.hardware import chip
@@ -624,7 +624,9 @@ def test_a_schedule_that_makes_no_sense_is_one_line(given, says):
 # ---------------------------------------------------------------- legality
 
 
-@pytest.mark.parametrize("name", sorted(runtimes()))
+@pytest.mark.parametrize(
+    "name", ["llama.cpp", "sglang", "tensorrt-llm", "transformers", "vllm", "megatron"]
+)
 @pytest.mark.parametrize("kind", [{"params": 7 * 10**9}, {"params": 7 * 10**9, "mixer": "mla"}])
 def test_every_shape_runs_on_the_runtime_that_was_named(name, kind):
     front = design(**kind, runtime=name, baselines=())
@@ -639,7 +641,8 @@ def test_a_runtime_refuses_heads_its_kernels_have_not():
     assert runtime("tensorrt-llm").takes(place, 192, 192)
     assert not runtime("llama.cpp").takes(place, 192, 192)
     assert not runtime("tensorrt-llm").takes(place, 72, 72)
-    assert not runtime("vllm").takes(place, 72, 72)
+    assert not runtime("flashinfer").takes(place, 72, 72)
+    assert runtime("vllm").takes(place, 72, 72)  # 0.33: FlashAttention's multiples of 8
     wide = design(params=7 * 10**9, runtime="llama.cpp", baselines=(), fixed={"d_head": 192})
     assert not wide.feasible
 

@@ -9,10 +9,11 @@ from typing import Any
 from msgspec import Struct
 
 from scantling import catalog
+from scantling.arith import MOST_CONTEXT, MOST_TOKENS
 from scantling.costs.count import parameters
 from scantling.costs.estimate import NODE
 from scantling.errors import FieldError, nearest
-from scantling.hardware import Chip, chip
+from scantling.hardware import MOST_GPUS, Chip, chip
 from scantling.laws import DEFAULT
 from scantling.search.checked import LARGEST_DEPTH, LARGEST_MODEL, check
 from scantling.search.kinds import OBJECTIVES, WINDOW, ratio_of
@@ -179,7 +180,7 @@ def budget(*, params: float | str | None = None, tokens: float | str | None = No
     if "vocab_size" in fixed:  # one vocabulary is the limit of that name
         given |= {"vocab_size": fixed.pop("vocab_size"), "fixed": fixed}
     size, trained, work = (
-        None if value is None else parse_count(value, name)
+        None if value is None else _within(name, value, parse_count(value, name))
         for name, value in (("params", params), ("tokens", tokens), ("flops", flops))
     )
     assumed: list[str] = []
@@ -343,7 +344,17 @@ def _plain(given: dict[str, Any]) -> dict[str, Any]:
             hint = f"did you mean {near[0]}?" if near else ""
             raise FieldError(name, None, "is no limit of a budget", hint)
         parse = PARSERS.get(field)
-        found[field] = parse(value, name) if parse and value is not None else value
+        plain = parse(value, name) if parse and value is not None else value
+        found[field] = plain if plain is None else _within(field, value, plain)
+    return found
+
+
+def _within(field: str, given: Any, found: Any) -> Any:
+    """A number as it is, unless nobody could mean it."""
+    most = MOST.get(field)
+    if most is not None and found > most:
+        said = {v: k for k, v in NAMES.items()}.get(field, field)
+        raise FieldError(said, given, "is beyond every run", f"at most {most}")
     return found
 
 
@@ -367,6 +378,12 @@ PARSERS: dict[str, Callable[..., Any]] = {
     **dict.fromkeys(("days", "gpu_hours"), _amount),
 }  # fmt: skip
 
+MOST = {
+    **dict.fromkeys(("n_gpu", "serve_gpus", "tp", "pp", "ep"), MOST_GPUS),
+    **dict.fromkeys(("train_context", "serve_context"), MOST_CONTEXT),
+    "serve_batch": 10**9,
+    "tokens": MOST_TOKENS,
+}
 
 __all__ = [
     "LARGEST_DEPTH", "LARGEST_MODEL", "OBJECTIVES", "Budget", "Range", "budget", "ratio_of",
