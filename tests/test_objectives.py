@@ -16,6 +16,7 @@ from scantling.costs.parallel import problems
 from scantling.errors import FieldError, UnknownNameError
 from scantling.hardware import chip
 from scantling.laws import law
+from scantling.laws.hyperparameters import hyperparameters
 from scantling.report.text import console, print_front
 from scantling.search import (
     Range,
@@ -34,6 +35,7 @@ from scantling.search.objectives import Costs, limits, names, serving, training_
 from scantling.search.space import space
 from scantling.search.sweep import KV_LIMIT, feasibility
 from scantling.spec import vary
+from scantling.units import count_text
 
 SMALL = {"params": 20_000_000, "vocab_size": 8192}
 NARROW = {
@@ -204,6 +206,30 @@ def printed(front):
     sink = io.StringIO()
     print_front(console(file=sink), front, 6)
     return sink.getvalue()
+
+
+def test_of_days_and_gpu_hours_the_fewer_size_a_model_and_are_what_every_shape_is_given():
+    hours = 5 * 24 * 64  # five days of 64 chips
+    asked = {"gpus": 64, "vocab_size": 128_256}
+    both = budget(days=30, gpu_hours=hours, **asked)
+    assert both.params == budget(days=5, **asked).params
+    assert both.params == budget(days=5, gpu_hours=10 * hours, **asked).params
+    front = design(
+        params="1B", gpus=64, days=2, gpu_hours=64 * 24, equal="wall-clock", baselines=()
+    )
+    assert front.budget.alike == 86_400
+
+
+def test_advice_and_warnings_are_of_the_tokens_a_shape_gets():
+    """At equal wall-clock each shape has its own; the Step law's batch grows with them."""
+    front = design(params="1B", gpus=64, days=2, equal="wall-clock", baselines=())
+    for row, c in zip(front_json(front, reasons=False)["front"], front.candidates, strict=True):
+        tokens = float(c.features.tokens)
+        assert row["train"]["workload"]["tokens"] == row["train"]["tokens"] == tokens
+        assert tokens > 2 * front.budget.tokens
+        assert row["hyperparameters"] == hyperparameters(float(c.features.body), tokens)
+        (told,) = (f["message"] for f in row["findings"] if f["message"].startswith("tokens "))
+        assert told.startswith(f"tokens {count_text(tokens)} lies")
 
 
 def test_a_limit_on_memory_takes_the_fastest_plan_within_it():

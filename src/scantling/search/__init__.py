@@ -15,7 +15,7 @@ from scantling.costs.estimate import DAY_S
 from scantling.errors import UnknownNameError
 from scantling.executor import ENGINES
 from scantling.laws import law
-from scantling.search.budget import Budget, Range, budget
+from scantling.search.budget import Budget, Range, budget, least_days
 from scantling.search.candidate import (
     Candidate,
     axis_value,
@@ -146,7 +146,7 @@ def _given_alike(b: Budget, shapes: Space, search: Callable[[Budget], Swept]) ->
 
     Without such a limit, what the shape takes that is chosen at equal tokens.
     """
-    days = b.days or (b.gpu_hours and b.gpu_hours / (24 * b.n_gpu))
+    days = least_days(b.days, b.gpu_hours, b.n_gpu)
     if b.equal == "tokens" or b.alike is not None:
         return b
     if b.equal == "wall-clock" and days:
