@@ -19,6 +19,7 @@ from scantling.costs.runtimes import runtime
 from scantling.errors import FieldError
 from scantling.formats import hf
 from scantling.hardware import chip
+from scantling.report.shape_cells import ffn_cell
 from scantling.report.splits import price_splits
 from scantling.report.text import console, print_front
 from scantling.search import Range, budget, design
@@ -604,7 +605,23 @@ def test_widths_of_a_schedule_go_in_equal_steps_over_equal_runs():
     assert "the loss does not see it" in told
 
 
+def test_a_schedule_may_have_wide_ends_and_a_narrow_middle():
+    """Through 1.5 at both ends and 0.5 at half the depth, a third and two thirds of it are 5/6."""
+    front = design(**{**SCHEDULED["schedule"], "schedule": "linear-ffn:1.5-0.5-1.5"}, baselines=())
+    assert front.feasible
+    for c in front.candidates:
+        widths = [read(replace(c.spec, decoder=replace(c.spec.decoder, layout=(run,))), "d_ff")
+                  for run in c.spec.decoder.layout]  # fmt: skip
+        unit = widths[0] // 9
+        assert widths == [9 * unit, 5 * unit, 5 * unit, 9 * unit]
+        assert parameters(c.spec).total == pytest.approx(10**9, rel=0.005)
+        assert c.dims()["d_ff"] == 7 * unit
+        assert c.name.endswith(f"-f{9 * unit}to{5 * unit}to{9 * unit}")
+        assert ffn_cell(c.spec) == f"{9 * unit:,} to {5 * unit:,} to {9 * unit:,}"
+
+
 SCHEDULES = [
+    ({"schedule": "linear-ffn:1-2-3-4"}, "linear-ffn:0.5-1.5"),
     ({"schedule": "linear:0.5-1.5"}, "linear-ffn:0.5-1.5"),
     ({"schedule": "linear-ffn:0.5"}, "linear-ffn:0.5-1.5"),
     ({"schedule": "linear-ffn:a-b"}, "no number"),

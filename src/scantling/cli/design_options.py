@@ -39,7 +39,8 @@ def limits(function: F) -> F:
         click.option("--mixer", help="gqa (unless said), mla, hybrid (states of both kinds), "
                      "gated-delta or mamba2."),
         click.option("--layout", help="full, or local to global layers: 5:1."),
-        click.option("--schedule", help="Feed-forward widths over depth: linear-ffn:0.5-1.5."),
+        click.option("--schedule", help="Feed-forward widths over depth: linear-ffn:0.5-1.5, or "
+                     "1.5-0.5-1.5 with a narrow middle."),
         click.option("--window", type=CONTEXT, help="Window of the local layers: 1024."),
         click.option("--tied", is_flag=True, help="Tie embeddings and head."),
         click.option("--untied", is_flag=True, help="Do not tie them."),

@@ -154,6 +154,11 @@ class Budget(Struct, frozen=True, kw_only=True):
         """The chip, looked up."""
         return chip(self.chip)
 
+    @property
+    def chips_given(self) -> bool:
+        """Whether the number of chips was given."""
+        return not any(text.startswith("gpus: ") for text in self.assumed)
+
 
 def budget(*, params: float | str | None = None, tokens: float | str | None = None,
            flops: float | str | None = None, **given: Any) -> Budget:  # fmt: skip
@@ -271,9 +276,14 @@ AS_KNOWN = "as known models with experts of that size have"
 
 
 def _days(given: dict[str, Any]) -> float:
-    """Days that are given, or GPU-hours as days; 0 where there are none."""
-    hours = given.get("gpu_hours") or 0
-    return float(given.get("days") or hours / (24 * max(given.get("n_gpu", 8), 1)))
+    """Days that are given, or GPU-hours as days, the fewer of both; 0 where there are none."""
+    return least_days(given.get("days"), given.get("gpu_hours"), given.get("n_gpu", 8)) or 0.0
+
+
+def least_days(days: float | None, gpu_hours: float | None, n_gpu: int) -> float | None:
+    """The fewer of days and GPU-hours on so many chips; None where neither is given."""
+    hours = None if gpu_hours is None else gpu_hours / (24 * max(n_gpu, 1))
+    return min((n for n in (days, hours) if n is not None), default=None)
 
 
 def _flops_of(given: dict[str, Any], assumed: list[str]) -> int:

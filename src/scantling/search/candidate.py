@@ -157,8 +157,7 @@ def shape_name(spec: Spec) -> str:
     if "n_expert" in d:
         name += f"-e{d['n_expert']}k{d['top_k']}x{d['d_expert']}"
     if scheduled(spec):
-        first, *_, last = ffn_widths(spec)
-        return f"{name}-f{first}to{last}"
+        return f"{name}-f{'to'.join(map(str, turns(spec)))}"
     return f"{name}-f{d['d_ff']}" if "d_ff" in d else name
 
 
@@ -171,6 +170,16 @@ def ffn_widths(spec: Spec) -> dict[int, int]:
             if isinstance(node, Dense):
                 found[int(node.d_ff)] = found.get(int(node.d_ff), 0) + int(layers[kind.name])
     return found
+
+
+def turns(spec: Spec) -> list[int]:
+    """Widths of a schedule where it begins, turns and ends: 4608, 2560, 4608."""
+    by_kind = {kind.name: int(node.d_ff) for kind in spec.decoder.kinds
+               for _, node in nodes(kind) if isinstance(node, Dense)}  # fmt: skip
+    runs = [by_kind[run.pattern[0]] for run in spec.decoder.layout if run.pattern[0] in by_kind]
+    first, last = runs[0], runs[-1]
+    return [first, *(n for n in dict.fromkeys((min(runs), max(runs))) if n not in {first, last}),
+            last]  # fmt: skip
 
 
 def scheduled(spec: Spec) -> bool:
@@ -270,7 +279,7 @@ def findings(c: Candidate) -> list[dict[str, str]]:
             f"of at most {largest / 1e9:.2g} B",
         )
     for axis, (low, high) in one.domain.items() if c.priced else ():
-        value = {"tokens": c.budget.tokens, one.counts: one.size(c.features)}.get(axis)
+        value = {"tokens": c.features.tokens, one.counts: one.size(c.features)}.get(axis)
         if value is not None and (value < low or (value > high and axis == "tokens")):
             times = low / value if value < low else value / high
             add("LAW-OUTSIDE", "note", "loss",
@@ -402,8 +411,8 @@ def to_json(c: Candidate, reference: Candidate | None = None) -> dict[str, Any]:
             "days": days_quantity(c.train, b).to_json(),
             "gpu_hours": c.days * 24 * b.n_gpu,
             "cost": None if b.price is None else c.days * 24 * b.n_gpu * b.price,
-            "workload": {"tokens": b.tokens, "context": b.train_context, "gpu": b.chip,
-                         "gpus": b.n_gpu, "dtype": b.dtype},
+            "workload": {"tokens": _whole(c.features.tokens), "context": b.train_context,
+                         "gpu": b.chip, "gpus": b.n_gpu, "dtype": b.dtype},
         },
         "serve": {
             "kv_bytes_per_token": c.kv_growth, "kv_bytes_per_token_held": c.kv_bytes_per_token,
@@ -421,7 +430,7 @@ def to_json(c: Candidate, reference: Candidate | None = None) -> dict[str, Any]:
             "power_of_two": {k: power_of_two(v) for k, v in c.dims().items()},
             "tile_waste": round(float(c.costs.tile_waste), 5),
         },
-        "hyperparameters": hyperparameters(float(c.features.body), float(b.tokens)),
+        "hyperparameters": hyperparameters(float(c.features.body), float(c.features.tokens)),
         "findings": findings(c),
     }  # fmt: skip
 

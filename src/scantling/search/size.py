@@ -52,7 +52,7 @@ def tokens_of(flops: int, passed: int, vocab_size: int, context: int) -> int:
 
     Example:
         >>> round(10**22 / tokens_of(10**22, 7 * 10**9, 32_000, 4096) / (6 * 7e9), 2)  # over 6 N
-        1.19
+        1.18
     """
     body = float(passed)
     for _ in range(STEPS):
