@@ -6,15 +6,17 @@ import functools
 import math
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scantling.lab.study.trial import Data, Outcome, Pace, Trial
+from scantling.lab.study.trial import Data, Outcome, Pace, Stop, Trial
 
 if TYPE_CHECKING:
     from scantling.lab.data import Windows
+    from scantling.lab.run import Result, TrainingRun
 
 TIMED_STEPS, TIMED_S, MOST_STEPS = 5, 3.0, 150
 """Steps that are timed, more of them until so many seconds are sampled: what else the machine does
@@ -51,38 +53,71 @@ class Training:
         unigram = -sum(n / total * math.log(n / total) for n in counts.values())
         return Data(one.hash, one.vocab_size, one.bytes_per_token, unigram, one.floor_bits_per_byte)
 
+    def at_once(self, trial: Trial, n: int) -> bool:
+        """Whether n trials of its shape are trained faster together."""
+        from scantling.lab.train_many import at_once
+
+        return at_once(self._asked(trial, steps=1), n)
+
     def pace(self, trial: Trial) -> Pace:
         """Time five steps, building and judging apart."""
-        begun = time.perf_counter()
-        self._begin(trial)
-        first = self._train(trial, steps=TIMED_STEPS)  # it also loads what a process loads once
+        return self.pace_group([trial])
+
+    def pace_group(self, trials: Sequence[Trial]) -> Pace:
+        """The same of trials that are trained together, of which each takes its share."""
+        n, begun = len(trials), time.perf_counter()
+        self._begin(trials[0])
+        first = self._train(trials, steps=TIMED_STEPS)[0]  # it also loads what is loaded once
         once_s = time.perf_counter() - begun
         begun = time.perf_counter()
-        steps = math.ceil(TIMED_S / float(first.step_s))
-        found = self._train(trial, steps=min(max(steps, TIMED_STEPS), MOST_STEPS))
-        step_s = found.seconds / found.steps
+        steps = math.ceil(TIMED_S / n / float(first.step_s or TIMED_S))
+        found = self._train(trials, steps=min(max(steps, TIMED_STEPS), MOST_STEPS))
+        trained_s = sum(one.seconds for one in found)
         all_s = time.perf_counter() - begun
-        if trial.probe is not None:
+        if trials[0].probe is not None:
             begun = time.perf_counter()
-            _probed(trial, found)
-            all_s += time.perf_counter() - begun
-        return Pace(0.0, step_s, max(all_s - found.seconds, 0.0), once_s)
+            _probed(trials[0], found[0])
+            all_s += n * (time.perf_counter() - begun)
+        return Pace(0.0, trained_s / n / found[0].steps, max(all_s - trained_s, 0.0) / n, once_s)
 
     def run(self, trial: Trial) -> Outcome:
         """Train, judge on both slices, probe."""
-        begun = time.perf_counter()
-        self._begin(trial)
-        found = self._train(trial, tokens=max(trial.tokens, trial.steps * self._step(trial)))
-        row = found.row()
-        if found.why:
-            seconds = time.perf_counter() - begun
-            return Outcome({}, found.tokens, seconds, found.why, row)
-        judged = found.judged
-        measures = {"choose": judged["choose"]["loss"], **judged["report"]}
-        if trial.probe is not None:
-            measures |= _probed(trial, found)
-        known = {k: float(v) for k, v in measures.items() if v is not None}
-        return Outcome(known, found.tokens, time.perf_counter() - begun, row=row)
+        return self._outcomes([trial])[0]
+
+    def run_group(
+        self, trials: Sequence[Trial], keep: Path | None, stop: Stop
+    ) -> list[Outcome] | None:
+        """The same of trials of one shape, trained together; None where it was stopped."""
+        try:
+            return self._outcomes(trials, keep, stop)
+        except _StoppedError:
+            return None
+
+    def _outcomes(
+        self, trials: Sequence[Trial], keep: Path | None = None, stop: Stop = lambda *_: False
+    ) -> list[Outcome]:
+        begun, one = time.perf_counter(), trials[0]
+        self._begin(one)
+
+        def told(record: Mapping[str, Any]) -> None:
+            if stop(record["step"] / record["steps"], record["seconds"]):
+                raise _StoppedError
+
+        tokens = max(one.tokens, one.steps * self._step(one))
+        trained = self._train(trials, keep, told, tokens=tokens)
+        shared_s = (time.perf_counter() - begun) / len(trials)
+        outcomes = []
+        for trial, found in zip(trials, trained, strict=True):
+            begun, measures = time.perf_counter(), {}
+            if not found.why:
+                judged = found.judged
+                measures = {"choose": judged["choose"]["loss"], **judged["report"]}
+                if trial.probe is not None:
+                    measures |= _probed(trial, found)
+            known = {k: float(v) for k, v in measures.items() if v is not None}
+            seconds = shared_s + time.perf_counter() - begun
+            outcomes.append(Outcome(known, found.tokens, seconds, found.why or None, found.row()))
+        return outcomes
 
     def _begin(self, trial: Trial) -> None:
         """One thread, and the data cut into tokens."""
@@ -96,14 +131,30 @@ class Training:
         one = _task(trial.data, trial.batch, trial.context, trial.tokenizer)
         return int(one.batch_size * one.context)
 
-    def _train(self, trial: Trial, **length: Any) -> Any:
-        from scantling.lab.train import TrainingRun, train
+    def _asked(self, trial: Trial, **length: int) -> TrainingRun:
+        from scantling.lab.run import TrainingRun
 
-        return train(TrainingRun(
+        return TrainingRun(
             spec=trial.spec, lr=trial.rate, schedule=trial.schedule, optimizer=trial.optimizer,
             seed=trial.seed, param=trial.param, device=self.device,
-            data=_task(trial.data, trial.batch, trial.context, trial.tokenizer), **length,
-        ))  # fmt: skip
+            data=_task(trial.data, trial.batch, trial.context, trial.tokenizer),
+            steps=length.get("steps"), tokens=length.get("tokens"),
+        )  # fmt: skip
+
+    def _train(
+        self, trials: Sequence[Trial], keep: Path | None = None,
+        on_step: Callable[[dict[str, Any]], None] | None = None, **length: int,
+    ) -> list[Result]:  # fmt: skip
+        """One as it is, several together."""
+        from scantling.lab.train import train
+        from scantling.lab.train_many import train_many
+
+        runs = [self._asked(trial, **length) for trial in trials]
+        return [train(runs[0])] if len(runs) == 1 else train_many(runs, keep, on_step)
+
+
+class _StoppedError(Exception):
+    """The time of a group was up."""
 
 
 @functools.lru_cache(4)
