@@ -1,5 +1,6 @@
 """Runs trained together are the runs that they are alone."""
 
+import json
 import os
 import pathlib
 import signal
@@ -8,8 +9,10 @@ import sys
 from dataclasses import replace
 
 import pytest
+from click.testing import CliRunner
 
 from scantling import catalog, vary
+from scantling.cli import group
 from scantling.errors import FieldError
 
 torch = pytest.importorskip("torch", reason="the lab needs torch")
@@ -142,6 +145,25 @@ def test_runs_that_are_cut_short_go_on_to_the_same_weights_bit_for_bit(tmp_path,
     assert same(found[2], whole[2])
 
 
+def test_seeds_of_one_shape_are_trained_at_once_as_they_are_typed(tmp_path):
+    """Each keeps a folder that a run of its own could have made, and is known there."""
+    (tmp_path / "tiny.json").write_text(json.dumps(TINY | {"vocab_size": 32}))
+    words = [str(tmp_path / "tiny.json"), "--data", "mqar", "--batch", "4", "--steps", "8",
+             "--device", "cpu", "--json"]  # fmt: skip
+    typed = [*words, "--seed", "3", "--seeds", "3", "--out", str(tmp_path / "r")]
+    found, again = (
+        json.loads(CliRunner().invoke(group, ["lab", "train", *typed]).output)["runs"]
+        for _ in range(2)
+    )
+    assert [(r["seed"], r["members"]) for r in found] == [(3, 3), (4, 3), (5, 3)]
+    assert [r["loss"] for r in again] == [r["loss"] for r in found]
+    lone = json.loads(CliRunner().invoke(group, ["lab", "train", *words, "--seed", "4"]).output)
+    assert lone["loss"] == pytest.approx(found[1]["loss"], abs=1e-4)
+    kept = run_folder.saved(tmp_path / "r" / "seed-4")
+    assert len(kept["progress"]["losses"]) == 8
+    assert sorted(p.name for p in (tmp_path / "r").iterdir()) == ["seed-3", "seed-4", "seed-5"]
+
+
 # ---------------------------------------------------------------- in a study
 
 
@@ -192,6 +214,17 @@ def test_a_group_of_which_some_records_are_kept_makes_the_others_as_before(tmp_p
         (tmp_path / "s" / store.RUNS / f"{record.key}.json").unlink()
     again = run_shape((one, runner), job).records
     assert [r.outcome.measures for r in again] == [r.outcome.measures for r in whole]
+
+
+def test_only_what_trains_together_for_long_is_compiled(monkeypatch):
+    asked = []
+    monkeypatch.setattr("scantling.lab.train.train", asked.append)
+    monkeypatch.setattr("scantling.lab.train_many.train_many", lambda runs, *_: asked.extend(runs))
+    trial = study().trial(study().shapes[0], 0.01, 0, 2_000_000)
+    for compiles, n in ((True, 2), (True, 1), (False, 2)):
+        Training("cpu", compile=compiles)._train([trial] * n, steps=5)
+    Training("cpu", compile=True)._train([replaced(trial, tokens=10_000)] * 2, steps=5)
+    assert [run.compile for run in asked] == [True, True, False, False, False, False, False]
 
 
 def test_runs_are_grouped_by_whole_seeds_where_that_is_faster():

@@ -60,7 +60,17 @@ def batchable(spec: Spec) -> bool:
     How many tokens come to an expert depends on the data; and where tokens are chosen by a number,
     the last digit decides between two that are near.
     """
-    return not any(isinstance(node, Experts | MixtureOfDepths) for _, node in nodes(spec))
+    return chooser(spec) is None
+
+
+def chooser(spec: Spec) -> tuple[str, str] | None:
+    """The part that chooses by what it reads, and its name; None where there is none."""
+    for _, node in nodes(spec):
+        if isinstance(node, Experts):
+            return "ffn", "experts"
+        if isinstance(node, MixtureOfDepths):
+            return "residual", "mixture of depths"
+    return None
 
 
 class Ensemble:
@@ -97,9 +107,8 @@ class Ensemble:
         first, self.n = models[0], len(models)
         if any(m.spec != first.spec or m.param != first.param for m in models):
             raise FieldError("models", len(models), "must be of one spec to be trained together")
-        if not batchable(first.spec):
-            raise FieldError("models", self.n, "choose experts or tokens, which cannot be batched",
-                             "train one by one")  # fmt: skip
+        if (part := chooser(first.spec)) is not None:
+            raise FieldError(*part, "cannot be batched over models", "train one by one")
         self.clip = clip
         self.base = deepcopy(first)
         self.base.fused = False  # the kernel of attention has no rule for vmap

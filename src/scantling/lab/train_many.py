@@ -60,8 +60,8 @@ def train_many(
         runs: In one process, in fp32.
         keep: A folder for the state of all while they train; they go on from what it holds.
             The caller removes it once it has the results.
-        on_step: Is told ``step``, ``steps``, ``seconds``, ``remaining_s`` and ``losses`` of those
-            that still train.
+        on_step: Is told ``step``, ``steps``, and of those that still train ``loss``, their mean,
+            ``tokens_per_s``, ``seconds`` and ``remaining_s``.
 
     Raises:
         FieldError: If the runs differ in more, or something asked cannot be.
@@ -100,10 +100,8 @@ class _Many:
         check_memory(first.spec, one.batch_size * len(runs), one.context, "fp32", among.device)
         self.keep, self.on_step, self.device = keep, on_step, among.device
         kept = None if keep is None else run_folder.saved(keep)
-        states = [None] * len(runs) if kept is None else kept["runs"]
-        self.members = [
-            Running(run, among, "fp32", kept=state) for run, state in zip(runs, states, strict=True)
-        ]
+        states = {} if kept is None else kept["runs"]
+        self.members = [Running(r, among, "fp32", kept=states.get(_name(r))) for r in runs]
         for member in self.members:
             member.members = len(runs)
         self.clock = self.members[0].clock
@@ -160,11 +158,12 @@ class _Many:
         for i in alive:
             group[i].took(losses_EN[i], times, took / n, float(ensemble.norms_E[i]))
         if self.on_step is not None:
-            seconds = sum(m.seconds for m in self.members)
-            steps = self.members[0].steps
-            self.on_step({"step": end, "steps": steps, "seconds": seconds,
-                          "remaining_s": (steps - end) * seconds / end,
-                          "losses": [losses_EN[i][-1] for i in alive]})  # fmt: skip
+            seconds, steps = sum(m.seconds for m in self.members), self.members[0].steps
+            last = [losses_EN[i][-1] for i in alive]
+            per_s = n * (end - at) * self.first.tokens_a_step / took
+            self.on_step({"step": end, "steps": steps, "loss": sum(last) / len(last),
+                          "tokens_per_s": per_s, "seconds": seconds,
+                          "remaining_s": (steps - end) * seconds / end})  # fmt: skip
 
     def _batches(self, group: list[Running], step: int) -> tuple[Tensor, Tensor, Tensor | None]:
         """Tokens, targets and source of a step, of each member by its seed."""
@@ -180,7 +179,12 @@ class _Many:
         """Keep the state of all in one file, and that of those that ended in their own folders."""
         if self.keep is not None:
             self.keep.mkdir(parents=True, exist_ok=True)
-            run_folder.save(self.keep, {"runs": [m.state() for m in self.members]})
+            run_folder.save(self.keep, {"runs": {_name(m.run): m.state() for m in self.members}})
         for m in ended:
             if m.ended and m.run.folder is not None:
                 m.save()
+
+
+def _name(run: TrainingRun) -> str:
+    """Of a run among those of one shape."""
+    return f"lr {run.peak_lr!r} seed {run.seed}"

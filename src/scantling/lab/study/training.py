@@ -33,12 +33,17 @@ class Training:
     Args:
         device: ``cpu`` or ``cuda``; a GPU where there is one, by default.
         threads: Of each process on a CPU.
+        compile: Whether steps of trials that train together are compiled where that pays; what
+            they come to then differs by rounding.
     """
 
     name = "train"
 
-    def __init__(self, device: str | None = None, threads: int = 1) -> None:
-        self.device, self.threads = device, threads
+    def __init__(
+        self, device: str | None = None, threads: int = 1, *,
+        compile: bool = False,  # noqa: A002 - torch's word
+    ) -> None:  # fmt: skip
+        self.device, self.threads, self.compile = device, threads, compile
 
     def data(self, trial: Trial) -> Data:
         """The data's hash, and what a model without context would lose on it."""
@@ -73,12 +78,15 @@ class Training:
         steps = math.ceil(TIMED_S / n / float(first.step_s or TIMED_S))
         found = self._train(trials, steps=min(max(steps, TIMED_STEPS), MOST_STEPS))
         trained_s = sum(one.seconds for one in found)
+        step_s = trained_s / n / found[0].steps
+        if found[0].run.compile:  # what the compiler takes is in the time of the first step
+            step_s = float(found[0].step_s or step_s)
         all_s = time.perf_counter() - begun
         if trials[0].probe is not None:
             begun = time.perf_counter()
             _probed(trials[0], found[0])
             all_s += n * (time.perf_counter() - begun)
-        return Pace(0.0, trained_s / n / found[0].steps, max(all_s - trained_s, 0.0) / n, once_s)
+        return Pace(0.0, step_s, max(all_s - trained_s, 0.0) / n, once_s)
 
     def run(self, trial: Trial) -> Outcome:
         """Train, judge on both slices, probe."""
@@ -100,7 +108,8 @@ class Training:
         self._begin(one)
 
         def told(record: Mapping[str, Any]) -> None:
-            if stop(record["step"] / record["steps"], record["seconds"]):
+            share = record["step"] / record["steps"]
+            if share < 1 and stop(share, record["seconds"]):
                 raise _StoppedError
 
         tokens = max(one.tokens, one.steps * self._step(one))
@@ -146,11 +155,14 @@ class Training:
         on_step: Callable[[dict[str, Any]], None] | None = None, **length: int,
     ) -> list[Result]:  # fmt: skip
         """One as it is, several together."""
+        from scantling.lab.ensemble import compiles
         from scantling.lab.train import train
         from scantling.lab.train_many import train_many
 
-        runs = [self._asked(trial, **length) for trial in trials]
-        return [train(runs[0])] if len(runs) == 1 else train_many(runs, keep, on_step)
+        n = len(trials)
+        compiled = self.compile and n > 1 and compiles(n * trials[0].tokens)
+        runs = [replace(self._asked(trial, **length), compile=compiled) for trial in trials]
+        return [train(runs[0])] if n == 1 else train_many(runs, keep, on_step)
 
 
 class _StoppedError(Exception):
