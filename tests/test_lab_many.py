@@ -262,8 +262,8 @@ class Often(Training):
     def pace_group(self, trials):  # noqa: ARG002
         return Pace(0.0, 0.001, 0.0)
 
-    def _asked(self, trial, **length):
-        return replace(super()._asked(trial, **length), checkpoint_s=0.0)
+    def _asked(self, trial, steps):
+        return replace(super()._asked(trial, steps), checkpoint_s=0.0)
 
 
 def test_a_group_whose_time_is_up_goes_on_from_its_state(tmp_path):

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from scantling.calibrate.timing import clock
 from scantling.costs.train import Estimate
 from scantling.errors import FieldError
-from scantling.lab import run_folder
+from scantling.lab import run_folder, whole_file
 from scantling.lab.distributed import World, spread, world
 from scantling.lab.expected import check_memory, chip_of, step_seconds
 from scantling.lab.model import Decoder
@@ -165,7 +165,7 @@ class Running:
         )  # fmt: skip
         if self.run.folder is not None and self.among.first:
             row = run_folder.line(found.row())
-            run_folder.write(self.run.folder / "result.jsonl", row.encode())
+            whole_file.write(self.run.folder / "result.jsonl", row.encode())
         return found
 
     def _interval(self, end: int) -> None:

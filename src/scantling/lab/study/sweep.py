@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from scantling.lab.stats import mean
 from scantling.lab.study import store
@@ -20,7 +21,7 @@ from scantling.lab.study.trial import (
     Record,
     Runner,
     Trial,
-    code_version,
+    code_of,
     key,
 )
 
@@ -96,8 +97,10 @@ class _Sweep:
     def complete(self, rates: Sequence[float]) -> list[Record] | None:
         """The records of all seeds at some rates; None where the time is up, or it is too slow."""
         study, job, found = self.study, self.job, []
-        trials = [study.trial(job.shape, rate, seed, job.tokens)
-                  for seed in range(job.seeds) for rate in rates]  # fmt: skip
+        trials = [
+            replace(study.trial(job.shape, rate, seed, job.tokens), data_hash=job.data.hash)
+            for seed in range(job.seeds) for rate in rates
+        ]  # fmt: skip
         for group in groups(trials, len(rates), self.runner):
             records = self._group(group)
             if records is None or self._too_slow():
@@ -122,7 +125,7 @@ class _Sweep:
             return None
         found = []
         for trial, name, old, outcome in zip(trials, names, kept, outcomes, strict=True):
-            new = Record(name, job.shape.name, trial, outcome, code_version(trial.probe))
+            new = Record(name, job.shape.name, trial, outcome, code_of(trial))
             if old is None:
                 self.made.append(new)
                 if here:

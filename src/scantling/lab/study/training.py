@@ -5,13 +5,15 @@ from __future__ import annotations
 import functools
 import math
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from scantling.errors import FieldError
 from scantling.lab.study.trial import Data, Outcome, Pace, Stop, Trial
 
 if TYPE_CHECKING:
@@ -24,7 +26,6 @@ comes in bursts longer than a step."""
 JUDGED = {"choose": 2**14, "report": 2**15}
 """Tokens that slices of a text are judged on: the same ones for all runs, so that what chance put
 in them is in no difference. Judging all of a slice would take as long as a small run."""
-UNIGRAM_BATCHES = 16
 
 
 class Training:
@@ -37,26 +38,39 @@ class Training:
             they come to then differs by rounding.
     """
 
-    name = "train"
-
     def __init__(
         self, device: str | None = None, threads: int = 1, *,
         compile: bool = False,  # noqa: A002 - torch's word
     ) -> None:  # fmt: skip
         self.device, self.threads, self.compile = device, threads, compile
 
+    @property
+    def name(self) -> str:
+        """The device and the versions of libraries: other ones give other numbers."""
+        import torch
+
+        from scantling.lab.distributed import world
+
+        device = world(self.device).device
+        on = f"{self.threads} threads"
+        if device.type == "cuda":
+            on = torch.cuda.get_device_name(device)
+        tokenizers = version("tokenizers") if find_spec("tokenizers") else None
+        return f"train {device.type} {on} torch {torch.__version__} tokenizers {tokenizers}"
+
     def data(self, trial: Trial) -> Data:
         """The data's hash, and what a model without context would lose on it."""
-        from scantling.lab.tasks import IGNORED
+        from scantling.lab.unigram import unigram_loss
 
-        one = _task(trial.data, trial.batch, trial.context, trial.tokenizer)
-        counts = Counter[int]()
-        for step in range(UNIGRAM_BATCHES):
-            counts.update(one.batch(step, 0)[1].flatten().tolist())
-        del counts[IGNORED]
-        total = counts.total()
-        unigram = -sum(n / total * math.log(n / total) for n in counts.values())
-        return Data(one.hash, one.vocab_size, one.bytes_per_token, unigram, one.floor_bits_per_byte)
+        one = _task(trial)
+        return Data(one.hash, one.vocab_size, one.bytes_per_token, unigram_loss(one),
+                    one.floor_bits_per_byte)  # fmt: skip
+
+    def data_hash(self, trial: Trial) -> str:
+        """The hash alone; a text is not cut into tokens for it."""
+        from scantling.lab.data import text_hash
+
+        return text_hash(trial.data, trial.tokenizer) or str(_task(trial).hash)
 
     def at_once(self, trial: Trial, n: int) -> bool:
         """Whether n trials of its shape are trained faster together."""
@@ -112,8 +126,7 @@ class Training:
             if share < 1 and stop(share, record["seconds"]):
                 raise _StoppedError
 
-        tokens = max(one.tokens, one.steps * self._step(one))
-        trained = self._train(trials, keep, told, tokens=tokens)
+        trained = self._train(trials, keep, told, steps=one.steps)
         shared_s = (time.perf_counter() - begun) / len(trials)
         outcomes = []
         for trial, found in zip(trials, trained, strict=True):
@@ -134,25 +147,20 @@ class Training:
 
         if self.device != "cuda":
             torch.set_num_threads(self.threads)
-        _task(trial.data, trial.batch, trial.context, trial.tokenizer)
+        _task(trial)
 
-    def _step(self, trial: Trial) -> int:
-        one = _task(trial.data, trial.batch, trial.context, trial.tokenizer)
-        return int(one.batch_size * one.context)
-
-    def _asked(self, trial: Trial, **length: int) -> TrainingRun:
+    def _asked(self, trial: Trial, steps: int) -> TrainingRun:
         from scantling.lab.run import TrainingRun
 
         return TrainingRun(
             spec=trial.spec, lr=trial.rate, schedule=trial.schedule, optimizer=trial.optimizer,
             seed=trial.seed, param=trial.param, device=self.device,
-            data=_task(trial.data, trial.batch, trial.context, trial.tokenizer),
-            steps=length.get("steps"), tokens=length.get("tokens"),
+            data=_task(trial), steps=steps,
         )  # fmt: skip
 
     def _train(
         self, trials: Sequence[Trial], keep: Path | None = None,
-        on_step: Callable[[dict[str, Any]], None] | None = None, **length: int,
+        on_step: Callable[[dict[str, Any]], None] | None = None, *, steps: int,
     ) -> list[Result]:  # fmt: skip
         """One as it is, several together."""
         from scantling.lab.ensemble import compiles
@@ -161,7 +169,7 @@ class Training:
 
         n = len(trials)
         compiled = self.compile and n > 1 and compiles(n * trials[0].tokens)
-        runs = [replace(self._asked(trial, **length), compile=compiled) for trial in trials]
+        runs = [replace(self._asked(trial, steps), compile=compiled) for trial in trials]
         return [train(runs[0])] if n == 1 else train_many(runs, keep, on_step)
 
 
@@ -169,17 +177,25 @@ class _StoppedError(Exception):
     """The time of a group was up."""
 
 
-@functools.lru_cache(4)
-def _task(data: str, batch: int, context: int, tokenizer: str) -> Any:
-    """A task, kept: cutting a corpus into tokens takes longer than a small run.
+def _task(trial: Trial) -> Any:
+    """The task of a trial, whose data is what the study began with.
 
-    The length of a generated task follows from its knobs.
+    Raises:
+        FieldError: If it is not: changed since, or another on this machine.
     """
-    from scantling.lab.data import TextTask, task
-    from scantling.lab.tasks import TASKS
+    one = _kept_task(trial.data, trial.batch, trial.context, trial.tokenizer)
+    if trial.data_hash not in {None, one.hash}:
+        raise FieldError("data", trial.data, "is not what this study began with",
+                         "all runs of a study read the same")  # fmt: skip
+    return one
 
-    made = data.partition(":")[0] in TASKS
-    one = task(data, batch, None if made else context, tokenizer)
+
+@functools.lru_cache(4)
+def _kept_task(data: str, batch: int, context: int, tokenizer: str) -> Any:
+    """A task, kept: cutting a corpus into tokens takes longer than a small run."""
+    from scantling.lab.data import TextTask, task
+
+    one = task(data, batch, context, tokenizer)
     return replace(one, slices=_fewer(one.slices, context)) if isinstance(one, TextTask) else one
 
 
