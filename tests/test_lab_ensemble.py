@@ -1,13 +1,16 @@
 """Members trained together are the models trained alone."""
 
+import random
+
 import pytest
 
+import lab_specs
 from scantling import catalog, vary
 
 torch = pytest.importorskip("torch", reason="the lab's model needs torch")
 
 from scantling.errors import FieldError  # noqa: E402 - only where torch is
-from scantling.lab.ensemble import Ensemble, together  # noqa: E402
+from scantling.lab.ensemble import Ensemble, batchable, together  # noqa: E402
 from scantling.lab.model import Decoder  # noqa: E402
 from scantling.lab.shrink import shrink  # noqa: E402
 
@@ -56,6 +59,29 @@ def test_a_member_is_the_lone_model_after_twenty_steps(name, param):
         own = ensemble.member(m)
         with torch.no_grad():
             assert torch.allclose(own(tokens[0, 0]), model(tokens[0, 0]), atol=1e-3)
+
+
+@pytest.mark.parametrize("structure", random.Random(5).sample(range(4000), 24))
+def test_what_can_be_batched_by_its_own_word_is_batched(structure):
+    """Encoders, recurrences, latent attention, shared keys, streams: the losses of lone models."""
+    spec = lab_specs.spec(structure)
+    models = [Decoder(spec, seed=s) for s in range(2)]
+    if not batchable(spec):
+        with pytest.raises(FieldError, match="cannot be batched over models"):
+            Ensemble(models, 1e-3)
+        return
+    generator = torch.Generator().manual_seed(structure)
+    tokens = torch.randint(spec.vocab_size, (2, 2, 13), generator=generator)
+    source = None if spec.encoder is None else tokens[..., :9]
+    ensemble = Ensemble(models, [1e-3, 1e-2])
+    found = ensemble.step(tokens, tokens.roll(-1, -1), source_EBS=source)
+    with torch.no_grad():
+        alone = [m.loss(tokens[i], tokens[i].roll(-1, -1), None if source is None else source[i])
+                 for i, m in enumerate(models)]  # fmt: skip
+    assert torch.allclose(found, torch.stack(alone), atol=1e-4)
+    after = ensemble.losses(tokens, tokens.roll(-1, -1), source)
+    assert bool(after.isfinite().all())
+    assert not torch.equal(after, found)
 
 
 def test_members_of_other_shapes_or_with_experts_are_refused():

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from scantling.lab.train import Result, TrainingRun
     from scantling.spec import Spec
 
+T = TypeVar("T")
 SILENT_S = 2.0
 """Seconds between lines of progress where no terminal shows a bar."""
 BARS = "▁▂▃▄▅▆▇█"
@@ -64,6 +66,8 @@ TAKEN = ("tokens", "steps", "lr", "schedule", "warmup", "optimizer", "weight_dec
 @click.option("--compile", is_flag=True, help="Let torch.compile make the step.")
 @click.option("--micro-batch", type=COUNT, help="Sequences of one pass.")
 @click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--seeds", type=COUNT, metavar="N", help="Train so many seeds, from --seed on: at "
+              "once where that is faster; with --out each in a folder of its own.")  # fmt: skip
 @click.option("--device", metavar="cpu|cuda", help="A GPU where there is one, by default.")
 @click.option("--threads", type=click.IntRange(1), help="Of the CPU; torch's own number by "
               "default.")  # fmt: skip
@@ -98,12 +102,15 @@ def train(model: str, **given: Any) -> int:
     among = world(given["device"])
     run, name = _run(model, given)
     try:
-        found = _trained(run, given, name, first=among.first)
+        found = _all(run, given, name, first=among.first)
     finally:
         leave()
     if among.first:
-        _show(found, name, given)
-    return 0 if found.status == "done" else 1
+        if given["seeds"] is None:
+            _show(found[0], name, given)
+        else:
+            _show_seeds(found, name, given)
+    return 0 if all(one.status == "done" for one in found) else 1
 
 
 def _run(model: str, given: dict[str, Any]) -> tuple[TrainingRun, str]:
@@ -137,14 +144,33 @@ def _fitted(spec: Spec, vocab_size: int, context: int, given: dict[str, Any]) ->
     return shrink(spec, given["params"], context) if given["params"] else spec
 
 
-def _trained(run: TrainingRun, given: dict[str, Any], name: str, *, first: bool) -> Result:
-    """Train behind a bar, which says how fast it goes and how long it will take."""
-    from rich.progress import BarColumn, Progress, TextColumn
+def _all(run: TrainingRun, given: dict[str, Any], name: str, *, first: bool) -> list[Result]:
+    """The run, or one for each seed: at once where that is faster, else one after another."""
+    import shutil
+    from dataclasses import replace
 
+    from scantling.lab.train_many import at_once, train_many
+
+    n = given["seeds"]
+    if n is None:
+        return [_trained(run, given, name, first=first)]
+    runs = [
+        replace(run, seed=seed, out=None if run.folder is None else run.folder / f"seed-{seed}")
+        for seed in range(run.seed, run.seed + n)
+    ]
+    if n == 1 or given["mirrors"] or not at_once(run, n):
+        return [_trained(one, given, name, first=first) for one in runs]
+    keep = None if run.folder is None else run.folder / "together"
+    found = _behind_bar(lambda told: train_many(runs, keep, told), run.n_steps, [], first=first)
+    if keep is not None:
+        shutil.rmtree(keep, ignore_errors=True)
+    return found
+
+
+def _trained(run: TrainingRun, given: dict[str, Any], name: str, *, first: bool) -> Result:
+    """Train one, with mirrors."""
     from scantling.lab.mirrors import MIRRORS, mirror
     from scantling.lab.train import train as run_it
-    from scantling.report import text
-    from scantling.units import count_text, seconds_text
 
     for which in given["mirrors"]:
         if which not in MIRRORS:
@@ -153,12 +179,25 @@ def _trained(run: TrainingRun, given: dict[str, Any], name: str, *, first: bool)
         raise FieldError("--mirror", given["mirrors"][0], "needs --out")
     asked = {"model": name, "lr": run.peak_lr, "seed": run.seed, "steps": run.n_steps}
     told = [mirror(which, run.folder, asked) for which in given["mirrors"] if first and run.folder]
+    return _behind_bar(lambda on_step: run_it(run, on_step), run.n_steps, told, first=first)
+
+
+def _behind_bar(
+    train: Callable[[Callable[[dict[str, Any]], None]], T], steps: int,
+    told: Sequence[Callable[[dict[str, Any]], None]], *, first: bool,
+) -> T:  # fmt: skip
+    """Train behind a bar, which says how fast it goes and how long it will take."""
+    from rich.progress import BarColumn, Progress, TextColumn
+
+    from scantling.report import text
+    from scantling.units import count_text, seconds_text
+
     bar = Progress(TextColumn("train"), BarColumn(), TextColumn("{task.description}"),
                    console=text.console(stderr=True), auto_refresh=False, transient=True,
                    disable=not (first and sys.stderr.isatty()))  # fmt: skip
     spoken = time.monotonic()
     with bar:
-        work = bar.add_task("", total=run.n_steps)
+        work = bar.add_task("", total=steps)
 
         def on_step(record: dict[str, Any]) -> None:
             nonlocal spoken
@@ -183,7 +222,7 @@ def _trained(run: TrainingRun, given: dict[str, Any], name: str, *, first: bool)
             bar.update(work, completed=record["step"], description=", ".join(words))
             bar.refresh()
 
-        return run_it(run, on_step)
+        return train(on_step)
 
 
 def _show(found: Result, name: str, given: dict[str, Any]) -> None:
@@ -208,7 +247,40 @@ def _show(found: Result, name: str, given: dict[str, Any]) -> None:
                   "result.jsonl")  # fmt: skip
 
 
-def _asked(found: Result, name: str) -> str:
+def _show_seeds(found: list[Result], name: str, given: dict[str, Any]) -> None:
+    """Every seed by itself, and their mean."""
+    from scantling.lab.stats import mean_interval
+    from scantling.report import text
+
+    if given["as_json"]:
+        runs = [{**one.row(), "judged": one.judged} for one in found]
+        show_json({"schema": 1, "model": name, "runs": runs})
+        return
+    out = text.console()
+    out.print(_asked(found[0], name, f"{len(found)} seeds"))
+    table = text.table(("seed", "right"), ("nats/token", "right"), ("bits/byte", "right"),
+                       ("accuracy", "right"), ("", "left"))  # fmt: skip
+    for one in found:
+        row = one.judged.get("report")
+        bits = None if row is None else row["bits_per_byte"]
+        table.add_row(str(one.run.seed), "" if row is None else f"{row['loss']:.4f}",
+                      "" if bits is None else f"{bits:.4f}",
+                      "" if row is None else f"{row['accuracy']:.1%}", one.why)  # fmt: skip
+    text.show_table(out, table)
+    losses = [float(one.judged["report"]["loss"] or 0.0) for one in found if one.judged]
+    if len(losses) > 1:
+        i = mean_interval(losses)
+        out.print(f"held back to report: {i.value:.4f} nats/token, 95 % between {i.low:.4f} and "
+                  f"{i.high:.4f}")  # fmt: skip
+    together = found[0].members
+    if together > 1:
+        out.print(f"trained {together} at once: {sum(one.seconds for one in found):.1f} s")
+    if given["out"] is not None:
+        out.print(f"kept in {given['out']}/seed-…: the same command goes on there; laws fit reads "
+                  "each result.jsonl")  # fmt: skip
+
+
+def _asked(found: Result, name: str, seeds: str = "") -> str:
     """The shape and the recipe in one line."""
     from scantling.costs.count import parameters
     from scantling.units import count_text
@@ -220,7 +292,7 @@ def _asked(found: Result, name: str) -> str:
         f"[bold]{name}[/bold] {int(spec.n_layer)} × {int(spec.d_model)}, {total:,} parameters, "
         f"vocabulary {int(spec.vocab_size):,}: {count_text(found.tokens)} tokens of "
         f"{run.task.name} ({per:.2g} a parameter) in {found.steps} steps, {run.optimizer} "
-        f"{run.schedule}, learning rate {run.peak_lr:g}, seed {run.seed}"
+        f"{run.schedule}, learning rate {run.peak_lr:g}, {seeds or f'seed {run.seed}'}"
     )
 
 

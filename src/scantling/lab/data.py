@@ -24,6 +24,8 @@ BATCH, CONTEXT = 16, 128
 """Sequences of a step and tokens of a sequence where nothing is said."""
 JUDGED_TOKENS = {"choose": 2**16, "report": 2**16}
 """Tokens at most that slices are judged on, in windows spread over all of them."""
+KEPT = 2**23
+"""Windows of all rounds whose order is kept: 64 MB."""
 MAGIC, HEADER_BYTES = 20240520, 1024
 """What llm.c begins a file of token numbers with; nanoGPT writes no header."""
 
@@ -90,12 +92,12 @@ class TextTask:
         return self._cut("train", np.array(chosen))
 
     def _order(self, seed: int, turn: int) -> NDArray[np.int64]:
-        """The windows of a round in the order they are drawn; the last two rounds are kept."""
+        """The windows of a round in the order they are drawn; the last rounds are kept."""
         kept: dict[tuple[int, int], NDArray[np.int64]] = self.__dict__.setdefault("_kept", {})
         if (seed, turn) not in kept:
-            while len(kept) > 1:
-                kept.pop(next(iter(kept)))
             n = len(self.slices["train"].starts)
+            while len(kept) >= max(2, KEPT // n):  # runs of several seeds may take turns
+                kept.pop(next(iter(kept)))
             kept[seed, turn] = np.random.default_rng((seed, turn)).permutation(n)
         return kept[seed, turn]
 

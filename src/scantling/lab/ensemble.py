@@ -8,7 +8,7 @@ a loss, so ``together`` decides by measured bounds (``benchmarks/lab_speed.py``)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 
 import torch
@@ -17,12 +17,16 @@ from torch.func import functional_call, stack_module_state, vmap
 
 from scantling.errors import FieldError
 from scantling.lab.model import Decoder, cross_entropy
-from scantling.spec import Experts, Spec
+from scantling.lab.optimizers import optimizers
+from scantling.spec import Experts, MixtureOfDepths, Spec
 from scantling.spec.vary import nodes
 
 MOST_TOKENS, MOST_WIDTH = 512, 64
 """Tokens of a member's step, and width, up to which members are faster together: eight of 0.1 M
 parameters at 4 × 64 tokens take 0.74 of the time, at 16 × 256 1.23."""
+
+COMPILED_TOKENS = 3_000_000
+"""Tokens of all members from which a compiled step makes up for its compiler."""
 
 
 def together(spec: Spec, batch: int, context: int, members: int) -> bool:
@@ -38,20 +42,47 @@ def together(spec: Spec, batch: int, context: int, members: int) -> bool:
     return small and members > 1 and batchable(spec)
 
 
+def compiles(tokens: int) -> bool:
+    """Whether compiling what trains together pays, by the tokens of all members.
+
+    It takes about 35 CPU-seconds; steps then take 0.6 of the time.
+
+    Example:
+        >>> compiles(9 * 100_000), compiles(9 * 1_000_000)
+        (False, True)
+    """
+    return tokens > COMPILED_TOKENS
+
+
 def batchable(spec: Spec) -> bool:
-    """Whether vmap can run a spec: how many tokens come to an expert depends on the data."""
-    return not any(isinstance(node, Experts) for _, node in nodes(spec))
+    """Whether vmap can run a spec, and rounding changes little.
+
+    How many tokens come to an expert depends on the data; and where tokens are chosen by a number,
+    the last digit decides between two that are near.
+    """
+    return chooser(spec) is None
+
+
+def chooser(spec: Spec) -> tuple[str, str] | None:
+    """The part that chooses by what it reads, and its name; None where there is none."""
+    for _, node in nodes(spec):
+        if isinstance(node, Experts):
+            return "ffn", "experts"
+        if isinstance(node, MixtureOfDepths):
+            return "residual", "mixture of depths"
+    return None
 
 
 class Ensemble:
-    """Models of one spec trained together by AdamW, each with its own rate.
+    """Models of one spec trained together, each with its own rate.
 
     Args:
         models: The members; their weights are copied.
         rates: One learning rate, or one for each.
         weight_decay: As of AdamW.
-        betas: As of AdamW.
         clip: Norm to which each member's gradient is cut; None cuts none.
+        optimizer: As for ``optimizers``, with
+        factors: on the rate by the beginning of a parameter's name.
         compile: Whether the forward and backward pass are compiled.
 
     Raises:
@@ -69,15 +100,16 @@ class Ensemble:
 
     def __init__(
         self, models: Sequence[Decoder], rates: float | Sequence[float],
-        weight_decay: float = 0.0, betas: tuple[float, float] = (0.9, 0.95),
-        clip: float | None = 1.0, *, compile: bool = False,  # noqa: A002 - torch's word
+        weight_decay: float = 0.0, clip: float | None = 1.0, optimizer: str = "adamw",
+        factors: Mapping[str, float] | None = None, *,
+        compile: bool = False,  # noqa: A002 - torch's word
     ) -> None:  # fmt: skip
-        first = models[0]
+        first, self.n = models[0], len(models)
         if any(m.spec != first.spec or m.param != first.param for m in models):
             raise FieldError("models", len(models), "must be of one spec to be trained together")
-        if not batchable(first.spec):
-            raise FieldError("ffn", "experts", "cannot be batched over models", "train one by one")
-        self.clip, self.n = clip, len(models)
+        if (part := chooser(first.spec)) is not None:
+            raise FieldError(*part, "cannot be batched over models", "train one by one")
+        self.clip = clip
         self.base = deepcopy(first)
         self.base.fused = False  # the kernel of attention has no rule for vmap
         self.weights, self.buffers = stack_module_state(list(models))
@@ -88,67 +120,84 @@ class Ensemble:
         self.highest = max(given)
         self.shares_E = torch.tensor(given, device=device) / self.highest
         self.equal = min(given) == self.highest
-        self.optimizer = self._optimizer(weight_decay, betas)
+        self.norms_E = torch.zeros(self.n)
+        """Of the gradients of the last step, before they were cut."""
+        self.made = self._optimizers(weight_decay, optimizer, factors or {})
         self.losses_of: Callable[..., Tensor] = vmap(self._loss)
         self.compiled = compile
         if compile:
             self.losses_of = torch.compile(self.losses_of, dynamic=False)
 
-    def _optimizer(self, weight_decay: float, betas: tuple[float, float]) -> torch.optim.AdamW:
-        """AdamW over stacked weights, in the groups of one model."""
+    def _optimizers(
+        self, weight_decay: float, kind: str, factors: Mapping[str, float]
+    ) -> list[torch.optim.Optimizer]:
+        """Those of one model, over stacked weights."""
         names = {id(p): name for name, p in self.base.named_parameters()}
         groups = self.base.groups(self.highest, weight_decay)
-        for group in groups:
+        made = optimizers(self.base, groups, kind, factors)
+        for group in (g for one in made for g in one.param_groups):
             group["params"] = [self.weights[names[id(p)]] for p in group["params"]]
-        return torch.optim.AdamW(groups, lr=self.highest, betas=betas, fused=True)
+        return made
 
     def _loss(
         self, weights: dict[str, Tensor], buffers: dict[str, Tensor], tokens_BT: Tensor,
-        targets_BT: Tensor,
+        targets_BT: Tensor, source_BS: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
-        logits_BTV = functional_call(self.base, (weights, buffers), (tokens_BT,))
+        given = {} if source_BS is None else {"source": source_BS}
+        logits_BTV = functional_call(self.base, (weights, buffers), (tokens_BT,), given)
         return cross_entropy(logits_BTV, targets_BT)
 
-    def losses(self, tokens_EBT: Tensor, targets_EBT: Tensor) -> Tensor:
+    def losses(
+        self, tokens_EBT: Tensor, targets_EBT: Tensor, source_EBS: Tensor | None = None
+    ) -> Tensor:
         """The loss of each member on its own tokens."""
+        more = () if source_EBS is None else (source_EBS,)
         if self.compiled and not self.base.places:
-            self.base.warm(tokens_EBT.shape[-1])
-        return self.losses_of(self.weights, self.buffers, tokens_EBT, targets_EBT)
+            for read in (tokens_EBT, *more):
+                self.base.warm(read.shape[-1])
+        return self.losses_of(self.weights, self.buffers, tokens_EBT, targets_EBT, *more)
 
-    def step(self, tokens_EBT: Tensor, targets_EBT: Tensor, factor: float = 1.0) -> Tensor:
+    def step(
+        self, tokens_EBT: Tensor, targets_EBT: Tensor, factor: float = 1.0,
+        source_EBS: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
         """One step of every member.
 
         Args:
             tokens_EBT: A batch for each.
             targets_EBT: What comes next; −100 does not count.
             factor: On all rates, as a schedule says.
+            source_EBS: What an encoder reads.
 
         Returns:
             The losses before the step, one a member.
         """
-        losses_E = self.losses(tokens_EBT, targets_EBT)
+        losses_E = self.losses(tokens_EBT, targets_EBT, source_EBS)
         losses_E.sum().backward()  # type: ignore[no-untyped-call]
         if self.clip is not None:
             self._clip(self.clip)
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.highest * group["scale"] * factor
+        for group in (g for one in self.made for g in one.param_groups):
+            group["lr"] = group["base"] * factor
         stacked = list(self.weights.values())
         before = None if self.equal else [w.detach().clone() for w in stacked]
-        self.optimizer.step()
+        for one in self.made:
+            one.step()
         if before is not None:
-            # Adam's step is its rate times what does not depend on it: go a share of the way
+            # a step is its rate times what does not depend on it: go a share of the way
             with torch.no_grad():
                 for old, new in zip(before, stacked, strict=True):
                     share = self.shares_E.view(-1, *[1] * (new.dim() - 1))
                     new.copy_(torch.lerp(old, new, share))
-        self.optimizer.zero_grad(set_to_none=True)
+        for one in self.made:
+            one.zero_grad(set_to_none=True)
         return losses_E.detach()
 
     def _clip(self, most: float) -> None:
         """Cut each member's gradient to a norm, as ``clip_grad_norm_`` does."""
         gradients = [w.grad for w in self.weights.values() if w.grad is not None]
         squares_E = torch.stack([g.flatten(1).square().sum(1) for g in gradients]).sum(0)
-        factor_E = (most / (squares_E.sqrt() + 1e-6)).clamp(max=1.0)
+        self.norms_E = squares_E.sqrt()
+        factor_E = (most / (self.norms_E + 1e-6)).clamp(max=1.0)
         for g in gradients:
             g.mul_(factor_E.view(-1, *[1] * (g.dim() - 1)))
 
@@ -156,9 +205,33 @@ class Ensemble:
         """One member as a model of its own."""
         model = deepcopy(self.base)
         model.fused = True
-        with torch.no_grad():
-            for name, p in model.named_parameters():
-                p.copy_(self.weights[name][i])
-            for name, b in model.named_buffers():
-                b.copy_(self.buffers[name][i])
+        self.into(i, model)
         return model
+
+    @torch.no_grad()
+    def into(self, i: int, model: Decoder) -> None:
+        """Set the weights of a model to those of a member."""
+        for name, p in model.named_parameters():
+            p.copy_(self.weights[name][i])
+        for name, b in model.named_buffers():
+            b.copy_(self.buffers[name][i])
+
+    def moments(self, i: int) -> dict[str, dict[str, Tensor]]:
+        """What optimizers remember of a member's weights, by their names."""
+        names = {id(w): name for name, w in self.weights.items()}
+        return {
+            names[id(w)]: {k: v[i].clone() if v.dim() else v for k, v in state.items()}
+            for one in self.made for w, state in one.state.items()
+        }  # fmt: skip
+
+    def remember(self, known: Sequence[Mapping[str, Mapping[str, Tensor]]]) -> None:
+        """Give optimizers what they remembered of each member, all at the same step."""
+        names = {id(w): name for name, w in self.weights.items()}
+        for one in self.made:
+            for w in (w for group in one.param_groups for w in group["params"]):
+                first = known[0].get(names[id(w)], {})
+                states = [m[names[id(w)]] for m in known] if first else []
+                one.state[w] = {
+                    k: torch.stack([s[k] for s in states]) if v.dim() else v.clone()
+                    for k, v in first.items()
+                }

@@ -209,6 +209,7 @@ class Result:
         status: ``done`` or ``diverged``.
         why: Where it diverged.
         warning: What keeps a run that went on from being equal bit for bit.
+        members: Runs that were trained together with it, and itself; times are its share.
     """
 
     run: TrainingRun
@@ -223,6 +224,7 @@ class Result:
     status: str = "done"
     why: str = ""
     warning: str = ""
+    members: int = 1
 
     @property
     def steps(self) -> int:
@@ -253,7 +255,7 @@ class Result:
             "tokenizer": describe(one)["tokenizer"],
             "lr_note": f"{run.optimizer} {run.schedule} {run.param}", "lr": run.peak_lr,
             "seq_len": one.context, "batch": one.batch_size, "seed": run.seed,
-            "seconds": round(self.seconds, 3), "step_s": self.step_s,
+            "seconds": round(self.seconds, 3), "step_s": self.step_s, "members": self.members,
             "step_s_predicted": None if self.expected is None else float(self.expected.value_s),
         }  # fmt: skip
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from itertools import pairwise
 from typing import Any
@@ -64,15 +64,23 @@ def train(run: TrainingRun, on_step: Callable[[Record], None] | None = None) -> 
     dtype = dtype_of(run, among.device)
     check_memory(run.spec, run.micro_batch or run.task.batch_size, run.task.context, dtype,
                  among.device)  # fmt: skip
-    return _Training(run, among, dtype, on_step).result()
+    return Running(run, among, dtype, on_step).result()
 
 
-class _Training:
-    """The state of a run, and its loop."""
+class Running:
+    """The state of a run, and its loop.
+
+    Args:
+        run: That is checked.
+        among: The processes of it.
+        dtype: Of products.
+        on_step: As of ``train``.
+        kept: A state to go on from, in place of the one in the run's folder.
+    """
 
     def __init__(
         self, run: TrainingRun, among: World, dtype: str,
-        on_step: Callable[[Record], None] | None,
+        on_step: Callable[[Record], None] | None = None, kept: Mapping[str, Any] | None = None,
     ) -> None:  # fmt: skip
         self.run, self.among, self.on_step = run, among, on_step
         self.steps, self.every = run.n_steps, run.record_every or max(1, run.n_steps // 20)
@@ -104,28 +112,27 @@ class _Training:
         self.clock = clock(among.device.type, torch.get_num_threads())
         self.losses: list[float] = []
         self.times: list[float] = []
-        self.seconds, self.why, self.warning = 0.0, "", ""
+        self.seconds, self.why, self.warning, self.members = 0.0, "", "", 1
         self.records: list[Record] = []
         self.metrics: run_folder.Metrics | None = None
-        self._open()
+        self._open(kept)
 
-    def _open(self) -> None:
-        """Make the folder, or go on from what it holds."""
+    def _open(self, kept: Mapping[str, Any] | None) -> None:
+        """Make the folder, and go on from what is kept."""
         folder = self.run.folder
-        if folder is None:
-            return
-        settings = self.run.settings(self.among.device)
-        if self.among.first:
-            self.warning = run_folder.begin(folder, settings, run_folder.machine(self.among.device))
-        self.among.agreed(None)
-        kept = run_folder.saved(folder)
+        if folder is not None:
+            settings, where = self.run.settings(self.among.device), self.among.device
+            if self.among.first:
+                self.warning = run_folder.begin(folder, settings, run_folder.machine(where))
+            self.among.agreed(None)
+            kept = kept or run_folder.saved(folder)
         if kept is not None:
             progress = run_folder.restore(self.model, self.made, kept)
             self.losses, self.seconds = progress["losses"], progress["seconds"]
             self.times, self.why = progress["times"], progress["why"]
         else:
             self.warning = ""
-        if self.among.first:
+        if self.among.first and folder is not None:
             self.metrics = run_folder.Metrics(folder, len(self.losses))
             self.records = list(self.metrics.records)
 
@@ -137,27 +144,25 @@ class _Training:
             self.on_step({"step": len(self.losses), "steps": self.steps, "predicted_step_s": s,
                           "remaining_s": None if s is None else left * s})  # fmt: skip
         saved = time.monotonic()
-        beats = [self.every, *([self.run.judge_every] if self.run.judge_every else [])]
-        while len(self.losses) < self.steps and not self.why:
-            at = len(self.losses)
-            self._interval(min(self.steps, *((at // every + 1) * every for every in beats)))
+        while not self.ended:
+            self._interval(self.next_stop(len(self.losses)))
             done = len(self.losses)
-            ended = done == self.steps or self.why != ""
-            if self.run.judge_every and done % self.run.judge_every == 0 and not ended:
-                self._judge("choose")
-            due = ended or time.monotonic() - saved >= self.run.checkpoint_s
+            if self.run.judge_every and done % self.run.judge_every == 0 and not self.ended:
+                self.judge("choose")
+            due = self.ended or time.monotonic() - saved >= self.run.checkpoint_s
             if self.run.out is not None and self.among.agreed(due):
-                self._save()
+                self.save()
                 saved = time.monotonic()
         judged = {}
         if not self.why:
-            judged = {name: self._judge(name) for name in ("choose", "report")}
+            judged = {name: self.judge(name) for name in ("choose", "report")}
         timed = self.times[FREE_STEPS:] or self.times
         found = Result(
             run=self.run, model=self.model, records=self.records, losses=self.losses,
             judged=judged, seconds=self.seconds, why=self.why, warning=self.warning,
             step_s=statistics.median(timed) if timed else None, expected=self.expected,
             clock=self.clock.name, status="diverged" if self.why else "done",
+            members=self.members,
         )  # fmt: skip
         if self.run.folder is not None and self.among.first:
             row = run_folder.line(found.row())
@@ -174,31 +179,50 @@ class _Training:
             loss, norm = self._step(step)
             found.append(loss)
             ticks.append(self.clock.now())
-        self.losses += torch.stack(found).tolist()
+        losses = torch.stack(found).tolist()
         if self.clock.queued:  # steps only queue; what they take shows in the whole
             n = end - begun
             ticks = [ticks[0] + (self.clock.now() - ticks[0]) * i / n for i in range(n + 1)]
-        self.times += [after - before for before, after in pairwise(ticks)]
-        took = time.perf_counter() - began
+        times = [after - before for before, after in pairwise(ticks)]
+        self.took(losses, times, time.perf_counter() - began, float(norm))
+
+    def took(self, losses: list[float], times: list[float], took: float, norm: float) -> None:
+        """Note steps that were taken, and look at whether the run goes on.
+
+        Args:
+            losses: Of each step.
+            times: Of each step, by the clock.
+            took: Seconds of all of them, on the wall.
+            norm: Of the gradient of the last one.
+        """
+        begun = len(self.losses)
+        self.losses += losses
+        self.times += times
         self.seconds += took
         self.why = self._diverged(begun)
-        n = end - begun
-        mean = statistics.fmean(self.losses[begun:])
+        n, end = len(losses), len(self.losses)
+        mean, lr = statistics.fmean(losses), self.run.peak_lr * self.factor(end - 1)
         self._tell({
             "step": end, "tokens": end * self.run.tokens_a_step, "loss": _finite(mean),
-            "bits_per_byte": _bits(mean, self.run.task), "lr": self._lr(end - 1),
-            "gradient_norm": _finite(float(norm)), "seconds": round(self.seconds, 4),
+            "bits_per_byte": _bits(mean, self.run.task), "lr": lr,
+            "gradient_norm": _finite(norm), "seconds": round(self.seconds, 4),
             "tokens_per_s": round(n * self.run.tokens_a_step / took, 1),
             "remaining_s": round((self.steps - end) * self.seconds / end, 3),
         })  # fmt: skip
 
-    def _lr(self, step: int) -> float:
+    def next_stop(self, at: int) -> int:
+        """The step at which a record or a look comes next."""
+        beats = [self.every, *([self.run.judge_every] if self.run.judge_every else [])]
+        return min(self.steps, *((at // every + 1) * every for every in beats))
+
+    def factor(self, step: int) -> float:
+        """On the rate, by the schedule."""
         run = self.run
-        return run.peak_lr * factor(step, self.steps, run.schedule, run.warmup_steps, run.least)
+        return factor(step, self.steps, run.schedule, run.warmup_steps, run.least)
 
     def _step(self, step: int) -> tuple[Tensor, Tensor]:
         """One step of the optimizer: the mean loss over all processes, and the gradient's norm."""
-        rate = self._lr(step) / self.run.peak_lr
+        rate = self.factor(step)
         for one in self.made:
             for group in one.param_groups:
                 group["lr"] = group["base"] * rate
@@ -249,7 +273,7 @@ class _Training:
                     f"where a guess without a model has {start:.3g}")  # fmt: skip
         return ""
 
-    def _judge(self, held: str) -> dict[str, float | None]:
+    def judge(self, held: str) -> dict[str, float | None]:
         """How good the model is on a slice now; what was asked before is not asked again."""
         step = len(self.losses)
         place = {"step": step, "tokens": step * self.run.tokens_a_step, "slice": held}
@@ -267,10 +291,20 @@ class _Training:
         if self.on_step is not None and self.among.first:
             self.on_step(record)
 
-    def _save(self) -> None:
+    @property
+    def ended(self) -> bool:
+        """Whether no step is left to take."""
+        return len(self.losses) == self.steps or self.why != ""
+
+    def state(self) -> dict[str, Any]:
+        """All that the run needs to go on."""
         progress = {"losses": self.losses, "seconds": self.seconds, "times": self.times,
                     "why": self.why}  # fmt: skip
-        kept = run_folder.state(self.model, self.made, progress)
+        return run_folder.state(self.model, self.made, progress)
+
+    def save(self) -> None:
+        """Keep the state in the run's folder."""
+        kept = self.state()
         if self.among.first:
             assert self.run.folder is not None
             run_folder.save(self.run.folder, kept)

@@ -2,11 +2,12 @@
 
 from scantling.lab.study.answer import Answer, answer, result_json
 from scantling.lab.study.design import Measure, Rates, Shape, Study
-from scantling.lab.study.trial import Data, Outcome, Pace, Runner, Trial
+from scantling.lab.study.trial import Data, GroupRunner, Outcome, Pace, Runner, Trial
 
 __all__ = [
     "Answer",
     "Data",
+    "GroupRunner",
     "Measure",
     "Outcome",
     "Pace",

@@ -22,8 +22,8 @@ from scantling.errors import FieldError
 from scantling.lab.study import store
 from scantling.lab.study.design import Shape, Study
 from scantling.lab.study.plan import Plan, cost, plan
-from scantling.lab.study.sweep import ShapeJob, Swept, run_shape
-from scantling.lab.study.trial import Data, Pace, Record, Runner, Trial
+from scantling.lab.study.sweep import ShapeJob, Swept, groups, run_shape
+from scantling.lab.study.trial import Data, GroupRunner, Pace, Record, Runner, Trial
 from scantling.lab.study.verdict import Arm, Verdict, arm, headline, resolvable, spread, verdicts
 
 Say = Callable[[str], None]
@@ -165,22 +165,25 @@ def _by_tokenizer(study: Study, asked: Callable[[Trial], Told]) -> dict[str, Tol
     return found
 
 
-def _first(study: Study, shape: Shape, tokens: int | None = None) -> Trial:
+def _first(study: Study, shape: Shape, seed: int = 0) -> Trial:
     """The run that a shape is timed by: in the middle of its grid."""
-    tokens = study.tokens if tokens is None else tokens
-    grid = study.grid(shape, tokens)
-    return study.trial(shape, grid[len(grid) // 2], 0, tokens)
+    grid = study.grid(shape, study.tokens)
+    return study.trial(shape, grid[len(grid) // 2], seed, study.tokens)
 
 
-def pace(runner: Runner, trial: Trial) -> Pace:
-    """The pace of a trial, as a job."""
-    return runner.pace(trial)
+def pace(runner: Runner, job: tuple[list[Trial], int]) -> Pace:
+    """The pace of one of some trials, of so many rates, as they will be run; as a job."""
+    trials, n_rates = job
+    group = groups(trials, n_rates, runner)[0]
+    return runner.pace_group(group) if isinstance(runner, GroupRunner) else runner.pace(group[0])
 
 
 def _paces(study: Study, runner: Runner, engine: str, workers: int) -> dict[str, Pace]:
     """Every shape timed where it will run, with as many beside it."""
-    trials = [_first(study, shape) for shape in study.shapes]
-    found = executor.run(pace, trials, shared=runner, engine=engine, workers=workers, ahead=1)
+    n = study.rates.n
+    jobs = [([_first(study, shape, seed) for seed in range(study.seeds) for _ in range(n)], n)
+            for shape in study.shapes]  # fmt: skip
+    found = executor.run(pace, jobs, shared=runner, engine=engine, workers=workers, ahead=1)
     return dict(zip((s.name for s in study.shapes), found, strict=True))
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Iterable
+import shutil
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,8 +17,8 @@ from scantling.lab.study.design import Study
 from scantling.lab.study.trial import Record
 
 T = TypeVar("T")
-STUDY, PLAN, DATA, RUNS, TABLE, RESULT = (
-    "study.json", "plan.json", "data.json", "runs", "runs.jsonl", "result.json",
+STUDY, PLAN, DATA, RUNS, TABLE, RESULT, STATES = (
+    "study.json", "plan.json", "data.json", "runs", "runs.jsonl", "result.json", "states",
 )  # fmt: skip
 
 
@@ -78,6 +80,16 @@ def keep(folder: Path, record: Record) -> None:
 def kept(folder: Path, key: str) -> Record | None:
     """The run of a key, if it is done."""
     return read(folder / RUNS / f"{key}.json", Record)
+
+
+def state(folder: Path, keys: Sequence[str]) -> Path:
+    """The folder for the state of runs that are trained together, until they are done."""
+    return folder / STATES / hashlib.sha256(" ".join(keys).encode()).hexdigest()[:24]
+
+
+def forget(state: Path) -> None:
+    """Remove a state that nothing goes on from."""
+    shutil.rmtree(state, ignore_errors=True)
 
 
 def count(folder: Path) -> int:

@@ -13,7 +13,20 @@ from msgspec.structs import replace
 from scantling.lab.stats import mean
 from scantling.lab.study import store
 from scantling.lab.study.design import Shape, Study
-from scantling.lab.study.trial import Data, Outcome, Pace, Record, Runner, code_of, key
+from scantling.lab.study.trial import (
+    Data,
+    GroupRunner,
+    Outcome,
+    Pace,
+    Record,
+    Runner,
+    Trial,
+    code_of,
+    key,
+)
+
+TOGETHER = 12
+"""Runs of a group at most: more are hardly faster together, and more are lost where it ends."""
 
 
 class ShapeJob(Struct, frozen=True):
@@ -54,61 +67,139 @@ def run_shape(shared: tuple[Study, Runner], job: ShapeJob) -> Swept:
     """
     study, runner = shared
     rates = study.grid(job.shape, job.tokens)
-    done: list[Record] = []
-    made: list[Record] = []
-
-    def complete(asked: Sequence[float]) -> bool:
-        for seed in range(job.seeds):
-            for rate in asked:
-                found = _one(study, runner, job, rate, seed, made)
-                if found is None or slower(job, made) > job.slack:
-                    return False
-                done.append(found)
-        return True
-
-    if not complete(rates):
-        times = slower(job, made)
-        return Swept(job.shape.name, tuple(done), tuple(rates), stopped=True,
-                     slow=times if times > job.slack else None)  # fmt: skip
+    one = _Sweep(study, runner, job)
+    done = one.complete(rates)
+    if done is None:
+        return Swept(job.shape.name, tuple(one.done), tuple(rates), stopped=True, slow=one.slow)
     for _ in range(study.rates.extend):
         edge = at_edge(best_rate(done), rates)
         if edge is None:
             break
         step = study.rates.step
         new = float(f"{rates[-1] * step if edge == 'upper' else rates[0] / step:.3g}")
-        if not complete([new]):
-            done = [r for r in done if r.trial.rate != new]
+        more = one.complete([new])
+        if more is None:
             break
-        rates = sorted([*rates, new])
+        done, rates = [*done, *more], sorted([*rates, new])
     return Swept(job.shape.name, tuple(done), tuple(rates))
 
 
-def slower(job: ShapeJob, new: Sequence[Record]) -> float:
-    """How many times longer than planned new runs of a job took."""
-    if job.pace is None or not new:
+class _Sweep:
+    """The runs of a job, and how long they took."""
+
+    def __init__(self, study: Study, runner: Runner, job: ShapeJob) -> None:
+        self.study, self.runner, self.job, self.folder = study, runner, job, Path(job.folder)
+        self.done: list[Record] = []
+        self.made: list[Record] = []
+        """Those that were not kept."""
+        self.slow: float | None = None
+
+    def complete(self, rates: Sequence[float]) -> list[Record] | None:
+        """The records of all seeds at some rates; None where the time is up, or it is too slow."""
+        study, job, found = self.study, self.job, []
+        trials = [
+            replace(study.trial(job.shape, rate, seed, job.tokens), data_hash=job.data.hash)
+            for seed in range(job.seeds) for rate in rates
+        ]  # fmt: skip
+        for group in groups(trials, len(rates), self.runner):
+            records = self._group(group)
+            if records is None or self._too_slow():
+                return None
+            self.done += records
+            found += records
+        return found
+
+    def _group(self, trials: Sequence[Trial]) -> list[Record] | None:
+        """The records of trials that are run together; None where the time is up."""
+        job = self.job
+        names = [key(trial, job.data, self.runner.name) for trial in trials]
+        kept = [store.kept(self.folder, name) for name in names]
+        if all(kept):
+            return [record for record in kept if record is not None]
+        if job.until is not None and time.time() > job.until - self._ahead_s(len(trials)):
+            return None
+        here = self.folder.is_dir()  # on another machine the caller keeps them
+        state = store.state(self.folder, names) if here and len(trials) > 1 else None
+        outcomes = self._outcomes(trials, state)
+        if outcomes is None:
+            return None
+        found = []
+        for trial, name, old, outcome in zip(trials, names, kept, outcomes, strict=True):
+            new = Record(name, job.shape.name, trial, outcome, code_of(trial))
+            if old is None:
+                self.made.append(new)
+                if here:
+                    store.keep(self.folder, new)
+            found.append(old or new)
+        if state is not None:
+            store.forget(state)
+        return found
+
+    def _outcomes(self, trials: Sequence[Trial], state: Path | None) -> list[Outcome] | None:
+        if len(trials) == 1:
+            return [self.runner.run(trials[0])]
+        assert isinstance(self.runner, GroupRunner), "else there are no groups"
+        job, n = self.job, len(trials)
+
+        def stop(share: float, seconds: float) -> bool:
+            """Whether a group is to end early, as lone runs would not be begun."""
+            if share * n >= 1 and job.pace is not None:
+                run_s = job.pace.start_s + share * trials[0].steps * job.pace.step_s
+                self._too_slow(seconds, n * run_s)
+            return self.slow is not None or (
+                job.until is not None and time.time() > job.until + self._ahead_s(2)
+            )
+
+        found = self.runner.run_group(trials, state, stop)
+        if found is None and self.slow is not None and state is not None:
+            store.forget(state)  # what is planned anew is shorter
+        return found
+
+    def _ahead_s(self, n: int) -> float:
+        """Seconds that a group takes beyond those of one run."""
+        job = self.job
+        steps = self.study.trial(job.shape, 0.0, 0, job.tokens).steps
+        return 0.0 if job.pace is None else (n - 1) * job.pace.seconds(steps)
+
+    def _too_slow(self, seconds: float = 0.0, planned: float = 0.0) -> bool:
+        """Whether runs, and a part of some, took so much longer than planned that it must end."""
+        times = slower(self.job, self.made, seconds, planned)
+        if times > self.job.slack:
+            self.slow = times
+        return self.slow is not None
+
+
+def groups(trials: Sequence[Trial], n_rates: int, runner: Runner) -> list[list[Trial]]:
+    """Trials of one shape in groups of whole seeds, where its runner is faster so; else each alone.
+
+    Args:
+        trials: Seeds in the outer loop, rates in the inner.
+        n_rates: How many rates a seed has.
+        runner: How a run is made.
+    """
+    alone = [[trial] for trial in trials]
+    if not isinstance(runner, GroupRunner):
+        return alone
+    n = n_rates * max(TOGETHER // n_rates, 1)
+    cut = [list(trials[i : i + n]) for i in range(0, len(trials), n)]
+    return cut if runner.at_once(trials[0], len(cut[0])) else alone
+
+
+def slower(
+    job: ShapeJob, new: Sequence[Record], seconds: float = 0.0, planned: float = 0.0
+) -> float:
+    """How many times longer than planned new runs of a job took.
+
+    Args:
+        job: With its pace.
+        new: Runs.
+        seconds: That a part of a group took, too.
+        planned: For that part.
+    """
+    if job.pace is None or not (new or seconds):
         return 1.0
-    planned = job.pace.once_s + sum(job.pace.seconds(r.trial.steps) for r in new)
-    return sum(r.outcome.seconds for r in new) / planned
-
-
-def _one(
-    study: Study, runner: Runner, job: ShapeJob, rate: float, seed: int, new: list[Record]
-) -> Record | None:  # fmt: skip
-    """The run of a rate and seed: kept, or run now; None where the time is up."""
-    trial = replace(study.trial(job.shape, rate, seed, job.tokens), data_hash=job.data.hash)
-    name = key(trial, job.data, runner.name)
-    folder = Path(job.folder)
-    old = store.kept(folder, name)
-    if old is not None:
-        return old
-    if job.until is not None and time.time() > job.until:
-        return None
-    outcome = runner.run(trial)
-    found = Record(name, job.shape.name, trial, outcome, code_of(trial))
-    if folder.is_dir():  # on another machine the caller keeps it
-        store.keep(folder, found)
-    new.append(found)
-    return found
+    planned += job.pace.once_s + sum(job.pace.seconds(r.trial.steps) for r in new)
+    return (seconds + sum(r.outcome.seconds for r in new)) / planned
 
 
 def best_rate(records: Iterable[Record]) -> float:

@@ -5,14 +5,19 @@ from __future__ import annotations
 import functools
 import math
 import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
 from importlib.metadata import version
 from importlib.util import find_spec
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from scantling.errors import FieldError
-from scantling.lab.study.trial import Data, Outcome, Pace, Trial
+from scantling.lab.study.trial import Data, Outcome, Pace, Stop, Trial
+
+if TYPE_CHECKING:
+    from scantling.lab.run import Result, TrainingRun
 
 TIMED_STEPS, TIMED_S, MOST_STEPS = 5, 3.0, 150
 """Steps that are timed, more of them until so many seconds are sampled: what else the machine does
@@ -28,10 +33,15 @@ class Training:
     Args:
         device: ``cpu`` or ``cuda``; a GPU where there is one, by default.
         threads: Of each process on a CPU.
+        compile: Whether steps of trials that train together are compiled where that pays; what
+            they come to then differs by rounding.
     """
 
-    def __init__(self, device: str | None = None, threads: int = 1) -> None:
-        self.device, self.threads = device, threads
+    def __init__(
+        self, device: str | None = None, threads: int = 1, *,
+        compile: bool = False,  # noqa: A002 - torch's word
+    ) -> None:  # fmt: skip
+        self.device, self.threads, self.compile = device, threads, compile
 
     @property
     def name(self) -> str:
@@ -61,38 +71,74 @@ class Training:
 
         return text_hash(trial.data, trial.tokenizer) or str(_task(trial).hash)
 
+    def at_once(self, trial: Trial, n: int) -> bool:
+        """Whether n trials of its shape are trained faster together."""
+        from scantling.lab.train_many import at_once
+
+        return at_once(self._asked(trial, steps=1), n)
+
     def pace(self, trial: Trial) -> Pace:
         """Time five steps, building and judging apart."""
-        begun = time.perf_counter()
-        self._begin(trial)
-        first = self._train(trial, steps=TIMED_STEPS)  # it also loads what a process loads once
+        return self.pace_group([trial])
+
+    def pace_group(self, trials: Sequence[Trial]) -> Pace:
+        """The same of trials that are trained together, of which each takes its share."""
+        n, begun = len(trials), time.perf_counter()
+        self._begin(trials[0])
+        first = self._train(trials, steps=TIMED_STEPS)[0]  # it also loads what is loaded once
         once_s = time.perf_counter() - begun
         begun = time.perf_counter()
-        steps = math.ceil(TIMED_S / float(first.step_s))
-        found = self._train(trial, steps=min(max(steps, TIMED_STEPS), MOST_STEPS))
-        step_s = found.seconds / found.steps
+        steps = math.ceil(TIMED_S / n / float(first.step_s or TIMED_S))
+        found = self._train(trials, steps=min(max(steps, TIMED_STEPS), MOST_STEPS))
+        trained_s = sum(one.seconds for one in found)
+        step_s = trained_s / n / found[0].steps
+        if found[0].run.compile:  # what the compiler takes is in the time of the first step
+            step_s = float(found[0].step_s or step_s)
         all_s = time.perf_counter() - begun
-        if trial.probe is not None:
+        if trials[0].probe is not None:
             begun = time.perf_counter()
-            _probed(trial, found)
-            all_s += time.perf_counter() - begun
-        return Pace(0.0, step_s, max(all_s - found.seconds, 0.0), once_s)
+            _probed(trials[0], found[0])
+            all_s += n * (time.perf_counter() - begun)
+        return Pace(0.0, step_s, max(all_s - trained_s, 0.0) / n, once_s)
 
     def run(self, trial: Trial) -> Outcome:
         """Train, judge on both slices, probe."""
-        begun = time.perf_counter()
-        self._begin(trial)
-        found = self._train(trial, steps=trial.steps)
-        row = found.row()
-        if found.why:
-            seconds = time.perf_counter() - begun
-            return Outcome({}, found.tokens, seconds, found.why, row)
-        judged = found.judged
-        measures = {"choose": judged["choose"]["loss"], **judged["report"]}
-        if trial.probe is not None:
-            measures |= _probed(trial, found)
-        known = {k: float(v) for k, v in measures.items() if v is not None}
-        return Outcome(known, found.tokens, time.perf_counter() - begun, row=row)
+        return self._outcomes([trial])[0]
+
+    def run_group(
+        self, trials: Sequence[Trial], keep: Path | None, stop: Stop
+    ) -> list[Outcome] | None:
+        """The same of trials of one shape, trained together; None where it was stopped."""
+        try:
+            return self._outcomes(trials, keep, stop)
+        except _StoppedError:
+            return None
+
+    def _outcomes(
+        self, trials: Sequence[Trial], keep: Path | None = None, stop: Stop = lambda *_: False
+    ) -> list[Outcome]:
+        begun, one = time.perf_counter(), trials[0]
+        self._begin(one)
+
+        def told(record: Mapping[str, Any]) -> None:
+            share = record["step"] / record["steps"]
+            if share < 1 and stop(share, record["seconds"]):
+                raise _StoppedError
+
+        trained = self._train(trials, keep, told, steps=one.steps)
+        shared_s = (time.perf_counter() - begun) / len(trials)
+        outcomes = []
+        for trial, found in zip(trials, trained, strict=True):
+            begun, measures = time.perf_counter(), {}
+            if not found.why:
+                judged = found.judged
+                measures = {"choose": judged["choose"]["loss"], **judged["report"]}
+                if trial.probe is not None:
+                    measures |= _probed(trial, found)
+            known = {k: float(v) for k, v in measures.items() if v is not None}
+            seconds = shared_s + time.perf_counter() - begun
+            outcomes.append(Outcome(known, found.tokens, seconds, found.why or None, found.row()))
+        return outcomes
 
     def _begin(self, trial: Trial) -> None:
         """One thread, and the data cut into tokens."""
@@ -102,13 +148,32 @@ class Training:
             torch.set_num_threads(self.threads)
         _task(trial)
 
-    def _train(self, trial: Trial, **length: Any) -> Any:
-        from scantling.lab.train import TrainingRun, train
+    def _asked(self, trial: Trial, steps: int) -> TrainingRun:
+        from scantling.lab.run import TrainingRun
 
-        return train(TrainingRun(
+        return TrainingRun(
             spec=trial.spec, lr=trial.rate, schedule=trial.schedule, optimizer=trial.optimizer,
-            seed=trial.seed, param=trial.param, device=self.device, data=_task(trial), **length,
-        ))  # fmt: skip
+            seed=trial.seed, param=trial.param, device=self.device,
+            data=_task(trial), steps=steps,
+        )  # fmt: skip
+
+    def _train(
+        self, trials: Sequence[Trial], keep: Path | None = None,
+        on_step: Callable[[dict[str, Any]], None] | None = None, *, steps: int,
+    ) -> list[Result]:  # fmt: skip
+        """One as it is, several together."""
+        from scantling.lab.ensemble import compiles
+        from scantling.lab.train import train
+        from scantling.lab.train_many import train_many
+
+        n = len(trials)
+        compiled = self.compile and n > 1 and compiles(n * trials[0].tokens)
+        runs = [replace(self._asked(trial, steps), compile=compiled) for trial in trials]
+        return [train(runs[0])] if n == 1 else train_many(runs, keep, on_step)
+
+
+class _StoppedError(Exception):
+    """The time of a group was up."""
 
 
 def _task(trial: Trial) -> Any:

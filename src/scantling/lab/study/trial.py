@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Any, Literal, Protocol
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import msgspec
 from msgspec import Struct
@@ -97,6 +99,36 @@ class Runner(Protocol):
 
     def run(self, trial: Trial) -> Outcome:
         """Train and judge it."""
+
+
+Stop = Callable[[float, float], bool]
+"""From the share of a group's steps that is done, and its seconds, to whether it must stop."""
+
+
+@runtime_checkable
+class GroupRunner(Runner, Protocol):
+    """One that can run trials of one shape together where that is faster.
+
+    A trial that is run in a group comes to the same but for rounding, so its key is the same.
+    """
+
+    def at_once(self, trial: Trial, n: int) -> bool:
+        """Whether n trials of its shape are better run together."""
+
+    def pace_group(self, trials: Sequence[Trial]) -> Pace:
+        """Seconds that one of a group takes, all divided by their number."""
+
+    def run_group(
+        self, trials: Sequence[Trial], keep: Path | None, stop: Stop
+    ) -> list[Outcome] | None:
+        """Train and judge all; None where it was stopped.
+
+        Args:
+            trials: The whole group, whatever is known of some: what comes of a trial must not
+                depend on what was done before.
+            keep: A folder for their state while they train, from which they go on.
+            stop: Asked now and then.
+        """
 
 
 def code_of(trial: Trial) -> str:
