@@ -29,6 +29,13 @@ n_layer = [1, 2]
 body = 6_000
 """
 
+MODELS = """
+[[shapes]]
+model = "qwen3-0.6b"
+set = {{{}}}
+{}
+"""
+
 
 @pytest.fixture
 def typed(tmp_path, monkeypatch):
@@ -96,6 +103,15 @@ def test_a_study_of_ones_own_runs_to_a_verdict_and_is_explained(typed, tmp_path)
     (STUDY.replace("[1, 2]", "3"), "iso.n_layer 3 must list depths"),
     (STUDY.replace("[1, 2]", "[1]"), "shapes 1 compare nothing"),
     (STUDY + "params = 5_000\n", "must make one quantity equal"),
+    (STUDY.replace("n = 1", "n = '1'"), "rates.n must be a whole number"),
+    (STUDY.replace("step = 2.0", "step = 1.0"), "rates.step 1.0 must be above 1"),
+    (STUDY.replace("extend = 0", "extend = -1"), "rates.extend -1 must be 0 to 30"),
+    (STUDY.replace("[1, 2]", "[1, 'two']"), "iso.n_layer[1] must be a whole number"),
+    (STUDY.replace("body = 6_000", "time = 'soon'\nchip = 'h100'"), "iso.time soon"),
+    ("shapes = [1]", "shapes[0] must be a table"),
+    (MODELS.format("n_layer = 'one'", ""), "shapes.set[...] must be"),
+    (MODELS.format("n_layer = 1", "param = 'mu'"), "shapes.param mu is not known"),
+    (MODELS.format("n_layer = 1", "rate = -1"), "shapes.rate -1 must be a number > 0"),
     ("name = ", "is no TOML"),
     ("name = 'a'\n[[shapes]]\nmodel = 'lama-3.1-8b'\n", "shapes.model lama-3.1-8b cannot be read"),
 ])  # fmt: skip

@@ -20,9 +20,9 @@ from scantling import executor
 from scantling.costs.count import flops, parameters
 from scantling.lab.study import store
 from scantling.lab.study.design import Shape, Study
-from scantling.lab.study.plan import Plan, cost, plan
+from scantling.lab.study.plan import Plan, cost, plan, replan
 from scantling.lab.study.sweep import ShapeJob, Swept, run_shape
-from scantling.lab.study.trial import Data, Pace, Record, Runner, Trial
+from scantling.lab.study.trial import Data, Pace, Record, Runner, Trial, key
 from scantling.lab.study.verdict import Arm, Verdict, arm, headline, resolvable, spread, verdicts
 
 Say = Callable[[str], None]
@@ -85,13 +85,18 @@ def answer(
                              workers=workers, fresh=fresh, say=say)  # fmt: skip
     for again in reversed(range(REPLANS + 1)):
         left_s = math.inf if budget_s is None else budget_s - (time.time() - begun)
-        slack = OVER * left_s / found.expected_s if again else math.inf
-        swept = _run(study, runner, found, data, folder, engine, n, begun, slack, say, progress)
+        hopeful = again > 0 and found.expected_s < left_s
+        slack = OVER * left_s / max(found.expected_s, 1e-3) if hopeful else math.inf
+        done = _done(study, runner, found, data, folder)
+        swept = _run(study, runner, found, data, folder, engine, n, begun, slack, say,
+                     _counted(progress, store.count(folder) - sum(done.values())))  # fmt: skip
         slow = max((s.slow or 0.0 for s in swept.values()), default=0.0)
         if not slow or budget_s is None:
             break
-        found = _slower(study, found, slow, budget_s - (time.time() - begun))
-        say(f"this machine is {slow:.1f} times slower than when it was timed, planned anew")
+        done = _done(study, runner, found, data, folder)
+        found = replan(study, found, slow, budget_s - (time.time() - begun), done)
+        say(f"runs take {slow:.1f} times what was timed, planned anew; {sum(done.values())} are "
+            "done")  # fmt: skip
         for line in found.lines(study):
             say(line)
         store.write(folder / store.PLAN, found)
@@ -120,8 +125,10 @@ def planned(
     data = store.read(folder / store.DATA, dict[str, Data])
     if found is None or data is None or found.budget_s != budget_s:
         say(f"timing five steps of {len(study.shapes)} shapes")
+        begun = time.monotonic()
         data = _data(study, runner)
-        found = plan(study, _paces(study, runner, engine, n), n, budget_s)
+        paces = _paces(study, runner, engine, n)
+        found = plan(study, paces, n, budget_s, spent_s=time.monotonic() - begun)
         store.write(folder / store.DATA, data)
         store.write(folder / store.PLAN, found)
     for line in found.lines(study):
@@ -129,14 +136,25 @@ def planned(
     return found, data, n
 
 
-def _slower(study: Study, old: Plan, slow: float, left_s: float) -> Plan:
-    """A plan for the time that is left at the pace that was seen; the smallest if none fits."""
-    paces = {
-        name: Pace(slow * p.start_s, slow * p.step_s, slow * p.judge_s, 0.0)
-        for name, p in old.paces.items()
-    }
-    found = plan(study, paces, old.workers, max(left_s, 1e-3), smallest=True)
-    return replace(found, budget_s=old.budget_s)
+def _done(
+    study: Study, runner: Runner, planned: Plan, data: Mapping[str, Data], folder: Path
+) -> dict[str, int]:  # fmt: skip
+    """Runs of a plan that are kept, by shape."""
+
+    def kept(shape: Shape, rate: float, seed: int) -> bool:
+        trial = study.trial(shape, rate, seed, planned.tokens)
+        return store.kept(folder, key(trial, data[shape.name], runner.name)) is not None
+
+    return {
+        s.name: sum(kept(s, rate, seed) for rate in study.grid(s, planned.tokens)
+                    for seed in range(planned.seeds))
+        for s in study.shapes if s.name in planned.shapes
+    }  # fmt: skip
+
+
+def _counted(progress: Progress | None, before: int) -> Progress | None:
+    """Progress without the runs of earlier plans."""
+    return None if progress is None else lambda done, total: progress(done - before, total)
 
 
 def _data(study: Study, runner: Runner) -> dict[str, Data]:

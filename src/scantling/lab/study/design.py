@@ -15,6 +15,7 @@ from scantling.spec import Spec
 
 LEAST_SEEDS = 3
 """Fewer give no interval worth the name."""
+MOST_RATES, MOST_STEP = 30, 100.0
 TUNED_STEPS, TUNED_WIDTH, TUNED_RATE, TUNED_MUP = 600, 64, 3e-3, 2.0**-7
 """Where the grid of rates is centred: the best rate of a small model was seen at 3e-3 for width 64
 and 600 steps, 8e-3 for 200 steps, and to fall at least as fast as the inverse of the width."""
@@ -128,12 +129,17 @@ class Study(Struct, frozen=True):
             raise FieldError("shapes", len(names), "compare nothing", "give at least 2")
         if len(set(names)) < len(names):
             twice = next(n for n in names if names.count(n) > 1)
-            raise FieldError("shapes", twice, "is the name of two shapes")
+            raise FieldError("shapes", twice, "is the name of two shapes", "give each its own")
         if self.seeds < LEAST_SEEDS:
             raise FieldError("seeds", self.seeds, "are too few for an interval",
                              f"at least {LEAST_SEEDS}")  # fmt: skip
-        if self.rates.n < 1 or self.rates.step <= 1:
-            raise FieldError("rates", self.rates.n, "must be at least 1, a factor above 1 apart")
+        if not 1 <= self.rates.n <= MOST_RATES:
+            raise FieldError("rates.n", self.rates.n, f"must be 1 to {MOST_RATES}")
+        if not 1 < self.rates.step <= MOST_STEP:
+            raise FieldError("rates.step", self.rates.step, f"must be above 1, and at most "
+                             f"{MOST_STEP}: a factor from rate to rate", "2 or 3")  # fmt: skip
+        if not 0 <= self.rates.extend <= MOST_RATES:
+            raise FieldError("rates.extend", self.rates.extend, f"must be 0 to {MOST_RATES}")
         if self.tokens < self.batch * self.context:
             raise FieldError("tokens", self.tokens, "are less than one batch of "
                              f"{self.batch * self.context:,}")  # fmt: skip

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
+from msgspec import Meta
 from msgspec.structs import replace
 
 from scantling.catalog import load
@@ -13,8 +15,9 @@ from scantling.errors import FieldError, ScantlingError, nearest
 from scantling.lab.match import iso
 from scantling.lab.scaled import scaled
 from scantling.lab.study.design import Measure, Rates, Shape, Study
+from scantling.lab.study.trial import Param
 from scantling.spec import check, vary
-from scantling.units import parse_count
+from scantling.units import parse_count, parse_seconds
 
 MEASURES = {
     "loss": Measure(),
@@ -24,7 +27,17 @@ MEASURES = {
 COUNTS = ("tokens", "least_tokens", "batch", "context", "seeds")
 TEXTS = ("name", "question", "data", "tokenizer", "optimizer", "schedule", "expected", "caveat")
 KEYS = (*TEXTS, *COUNTS, "measure", "solved", "rates", "iso", "scale", "shapes")
-SHAPE_KEYS = ("model", "name", "set", "param", "rate", "tokenizer")
+REST: dict[str, tuple[Any, str]] = {
+    "param": (Param, "use sp, mup or completep"),
+    "tokenizer": (str, "use bytes or bpe:1024"),
+    "rate": (Annotated[float, Meta(gt=0)], "the middle of its grid of learning rates"),
+}
+SHAPE_KEYS = ("model", "name", "set", *REST)
+WORDS = {"Expected": "must be", "object": "a table", "array": "a list", "int": "a whole number",
+         "float": "a number", "bool": "true", "str": "a text", " | null": "",
+         "Invalid enum value": "is not known:"}  # fmt: skip
+"""How the decoder's words are said in terms of TOML."""
+Count = Annotated[int, Meta(ge=1)]
 
 
 def read_study(path: Path) -> Study:
@@ -53,11 +66,12 @@ def read_study(path: Path) -> Study:
     if "rates" in told:
         rates = _table(told, "rates")
         _known(rates, Rates.__struct_fields__, "rates.")
-        fields["rates"] = Rates(**rates)
+        fields["rates"] = _typed(rates, Rates, "rates", "rates = {n = 3, step = 2.5, extend = 2}")
     name = told.get("measure", "accuracy" if "solved" in told else "loss")
     if name not in MEASURES:
         raise FieldError("measure", name, "is not known", f"use {', '.join(MEASURES)}")
-    fields["measure"] = replace(MEASURES[name], solved=told.get("solved"))
+    solved = _typed(told.get("solved"), float | None, "solved", "solved = 0.9")
+    fields["measure"] = replace(MEASURES[name], solved=solved)
     return Study(shapes=_shapes(told, path, fields), **fields).check()
 
 
@@ -67,15 +81,17 @@ def _shapes(told: dict[str, Any], path: Path, fields: dict[str, Any]) -> tuple[S
     if "iso" in told:
         given = _table(told, "iso")
         _known(given, ("n_layer", "body", "params", "flops", "time", "chip"), "iso.")
-        if not isinstance(given.get("n_layer"), list):
-            raise FieldError("iso.n_layer", given.get("n_layer"), "must list depths",
-                             "n_layer = [2, 4, 8]")  # fmt: skip
+        depths = _typed(given.get("n_layer"), list[Count], "iso.n_layer", "n_layer = [2, 4, 8]")
         wanted: dict[str, Any] = {
             k: _count(given[k], f"iso.{k}") for k in ("body", "params", "flops") if k in given
         }
-        other = {k: given[k] for k in ("time", "chip") if k in given}
-        return iso(given["n_layer"], context=fields.get("context", 64), **wanted, **other)
-    shapes = tuple(_shape(one, path.parent) for one in told["shapes"])
+        if "time" in given:
+            wanted["time"] = parse_seconds(given["time"], "iso.time")
+        chip = _typed(given.get("chip"), str | None, "iso.chip", "the name of a chip, or its file")
+        return iso(depths, context=fields.get("context", 64), batch=fields.get("batch", 16),
+                   chip=chip, **wanted)  # fmt: skip
+    listed = _typed(told["shapes"], list[dict[str, Any]], "shapes", "write [[shapes]] tables")
+    shapes = tuple(_shape(one, path.parent) for one in listed)
     if "scale" in told:
         given = _table(told, "scale")
         _known(given, ("body", "n_layer", "vocab_size"), "scale.")
@@ -89,18 +105,38 @@ def _shape(one: dict[str, Any], folder: Path) -> Shape:
         raise FieldError("shapes.model", None, "must name a model or a config beside the file")
     beside = folder / str(one["model"])
     model = str(beside) if beside.exists() else str(one["model"])
+    changes = _typed(one.get("set", {}), dict[str, int | float | bool | None], "shapes.set",
+                     "set = {n_layer = 2}")  # fmt: skip
     try:
         spec = load(model).spec
-        if "set" in one:
-            spec = check(vary(spec, **one["set"]))
+        if changes:
+            spec = check(vary(spec, **changes))
     except ScantlingError as error:
         raise FieldError("shapes.model", one["model"], f"cannot be read: {error}") from None
-    rest = {k: one[k] for k in ("param", "tokenizer", "rate") if k in one}
+    rest = {k: _typed(one[k], kind, f"shapes.{k}", hint) for k, (kind, hint) in REST.items()
+            if k in one}  # fmt: skip
     return Shape(str(one.get("name", Path(str(one["model"])).stem)), spec, **rest)
 
 
 def _count(value: Any, field: str) -> int:
     return int(parse_count(value, field))
+
+
+def _typed(value: Any, kind: Any, field: str, hint: str) -> Any:
+    """A value of a kind.
+
+    Raises:
+        FieldError: If it is of another.
+    """
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        text, _, where = str(error).partition(" - at `$")
+        rule = text.partition(", got")[0].replace("`", "")
+        for theirs, ours in WORDS.items():
+            rule = rule.replace(theirs, ours)
+        raise FieldError(field + where.strip("`"), value if not where else None, rule,
+                         hint) from None  # fmt: skip
 
 
 def _table(told: dict[str, Any], key: str) -> dict[str, Any]:
