@@ -100,7 +100,7 @@ def test_a_study_of_ones_own_runs_to_a_verdict_and_is_explained(typed, tmp_path)
 @pytest.mark.parametrize(("text", "says"), [
     (STUDY.replace("body", "bodies"), "iso.bodies is no key of a study; did you mean body?"),
     (STUDY.replace("tokens", "token"), "token is no key of a study; did you mean tokens?"),
-    (STUDY.replace("[1, 2]", "3"), "iso.n_layer 3 must list depths"),
+    (STUDY.replace("[1, 2]", "3"), "iso.n_layer 3 must be a list; n_layer = [2, 4, 8]"),
     (STUDY.replace("[1, 2]", "[1]"), "shapes 1 compare nothing"),
     (STUDY + "params = 5_000\n", "must make one quantity equal"),
     (STUDY.replace("n = 1", "n = '1'"), "rates.n must be a whole number"),

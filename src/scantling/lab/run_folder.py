@@ -29,6 +29,10 @@ SAME = ("spec", "data", "batch", "context", "lr", "seed", "steps", "optimizer")
 """What is compared first where a folder holds another run."""
 
 
+OURS = ("checkpoint.pt", "metrics.jsonl", "result.jsonl", "study.json")
+"""What a folder without ``run.json`` must not hold."""
+
+
 @functools.cache
 def code_version() -> str:
     """The version, and the hash of the lab's source: equal where the same code ran.
@@ -126,6 +130,8 @@ def saved(folder: Path) -> dict[str, Any] | None:
     except Exception as error:
         raise FieldError("checkpoint", str(path), "cannot be read", "remove it to begin "
                          "anew") from error  # fmt: skip
+    if not isinstance(found, dict) or not found.keys() >= {"model", "moments", "progress"}:
+        raise FieldError("checkpoint", str(path), "is none of a run", "remove it to begin anew")
     return found
 
 
@@ -140,8 +146,15 @@ def begin(folder: Path, settings: dict[str, Any], where: dict[str, Any]) -> str:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         known = json.loads(path.read_bytes()) if path.is_file() else None
-    except (OSError, ValueError) as error:
-        raise FieldError("out", str(folder), f"cannot be used: {error}") from error
+    except OSError as error:
+        raise FieldError("out", str(folder), f"cannot be used: {error.strerror}") from error
+    except ValueError as error:
+        raise FieldError("out", str(path), f"is no JSON: {error}", "give another "
+                         "folder") from error  # fmt: skip
+    strange = [name for name in OURS if (folder / name).exists()]
+    if known is None and strange:
+        raise FieldError("out", str(folder), f"holds {strange[0]} of something else",
+                         "give another folder")  # fmt: skip
     if known is None:
         text = json.dumps({"schema": 1, **settings, "machine": where}, indent=1, ensure_ascii=False)
         write(path, text.encode())
@@ -151,7 +164,7 @@ def begin(folder: Path, settings: dict[str, Any], where: dict[str, Any]) -> str:
             there, here = _short(known.get(name)), _short(settings[name])
             raise FieldError("out", str(folder), f"holds another run: {name} {there} there, {here} "
                              "here", "give another folder")  # fmt: skip
-    moved = [n for n, v in where.items() if known["machine"].get(n) != v]
+    moved = [n for n, v in where.items() if known.get("machine", {}).get(n) != v]
     return f"begun with other {', '.join(moved)}: not bit for bit" if moved else ""
 
 
@@ -192,4 +205,8 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
     if not path.is_file():
         return []
     whole_lines = path.read_text("utf-8").splitlines(keepends=True)
-    return [json.loads(line) for line in whole_lines if line.endswith("\n")]
+    try:
+        return [json.loads(line) for line in whole_lines if line.endswith("\n")]
+    except ValueError as error:
+        raise FieldError("metrics", str(path), f"cannot be read: {error}", "remove it; the run "
+                         "goes on from its checkpoint") from error  # fmt: skip
