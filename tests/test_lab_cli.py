@@ -154,3 +154,46 @@ def test_a_saved_design_trains_its_front_small(typed):
     for shape in study.shapes:
         buildable(shape.spec)
         assert abs(shape.matched["body"]) < 0.02
+
+
+SIZES = """
+question = "Three sizes"
+data = "hops:nodes=4,hops=1"
+tokens = 2_000
+rates = {n = 1, step = 2.0, extend = 0}
+""" + "".join(f"""
+[[shapes]]
+name = "d{d}"
+model = "qwen3-0.6b"
+set = {{n_layer = 2, d_model = {d}, n_head = {d // 8}, n_kv_head = {d // 8}, d_head = 8, \
+d_ff = {3 * d}, vocab_size = 256}}
+""" for d in (16, 32, 64))  # fmt: skip
+
+
+def test_the_loop_from_runs_to_a_law_to_a_design_to_runs_is_closed(typed, tmp_path):
+    """Three sizes are trained, a law is fitted, a design made by it, and its study trained.
+
+    The law knows no depth, so one shape is on the front: it stands beside itself at others.
+    """
+    pytest.importorskip("scipy", reason="needs the extra fit")
+    (tmp_path / "sizes.toml").write_text(SIZES)
+    here = ("--engine", "here", "--device", "cpu")
+    runs = ""
+    for tokens in ("2k", "6k"):
+        typed("lab", "run", "sizes.toml", *here, "--tokens", tokens, "--out", tokens)
+        runs += (tmp_path / tokens / "runs.jsonl").read_text()
+    (tmp_path / "runs.jsonl").write_text(runs)
+    typed("laws", "fit", "runs.jsonl", "--form", "over-training", "--out",
+          "my.toml", "--bootstraps", "20")  # fmt: skip
+    typed("design", "--params", "5M", "--vocab", "256", "--tokens", "30k", "--law", "my.toml",
+          "--bound", "d_model=64:384", "--bound", "n_layer=2:24", "--save", "d", "--rows",
+          "2")  # fmt: skip
+    study = tmp_path / "d" / "study.toml"
+    study.write_text(study.read_text().replace('"200k"', '"10k"'))
+    ran = typed("lab", "run", "d/study.toml", *here, "--data", "hops:nodes=4,hops=1",
+                "--tokens", "2k", "--rates", "1", "--out", "again")  # fmt: skip
+    told = json.loads((tmp_path / "again" / "result.json").read_text())
+    assert len({s["n_layer"] for s in told["shapes"]}) == len(told["shapes"]) >= 2
+    assert "my.toml" in told["study"]["expected"]
+    assert {v["kind"] for v in told["verdicts"]} <= {"better", "not separated", "unresolved"}
+    assert told["headline"] in ran.output.replace("\n", " ")

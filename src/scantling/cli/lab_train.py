@@ -165,7 +165,6 @@ def _trained(run: TrainingRun, given: dict[str, Any], name: str, *, first: bool)
     from scantling.lab.mirrors import MIRRORS, mirror
     from scantling.lab.train import train as run_it
     from scantling.report import text
-    from scantling.units import count_text, seconds_text
 
     for which in given["mirrors"]:
         if which not in MIRRORS:
@@ -188,29 +187,43 @@ def _trained(run: TrainingRun, given: dict[str, Any], name: str, *, first: bool)
                     one(record)
             if "slice" in record:
                 return
-            left = record["remaining_s"]
-            if record["step"] == 0 and left is not None and left >= WARNED_S:
-                click.echo(f"train: {run.n_steps:,} steps will take about {seconds_text(left)} "
-                           "as predicted; fewer --tokens or --params take less",
-                           err=True)  # fmt: skip
-            words = [f"step {record['step']:,} of {run.n_steps:,}"]
-            if "loss" in record:
-                loss = record["loss"]
-                words += [f"loss {'nan' if loss is None else format(loss, '.3f')}",
-                          f"{count_text(record['tokens_per_s'])} tokens/s"]  # fmt: skip
-            if left is not None:
-                words.append(f"{seconds_text(left)} left")
+            if record["step"] == 0:
+                _say_ahead(run, record["remaining_s"])
+            words = _words(record, run.n_steps)
             if bar.disable and "loss" not in record:
                 return
             if bar.disable:  # a log: a line now and then
                 if time.monotonic() - spoken >= SILENT_S:
                     spoken = time.monotonic()
-                    click.echo(f"train {', '.join(words)}", err=True)
+                    click.echo(f"train {words}", err=True)
                 return
-            bar.update(work, completed=record["step"], description=", ".join(words))
+            bar.update(work, completed=record["step"], description=words)
             bar.refresh()
 
         return run_it(run, on_step)
+
+
+def _words(record: dict[str, Any], steps: int) -> str:
+    """How far a run is."""
+    from scantling.units import count_text, seconds_text
+
+    words = [f"step {record['step']:,} of {steps:,}"]
+    if "loss" in record:
+        loss = record["loss"]
+        words += [f"loss {'nan' if loss is None else format(loss, '.3f')}",
+                  f"{count_text(record['tokens_per_s'])} tokens/s"]  # fmt: skip
+    if record["remaining_s"] is not None:
+        words.append(f"{seconds_text(record['remaining_s'])} left")
+    return ", ".join(words)
+
+
+def _say_ahead(run: TrainingRun, seconds: float | None) -> None:
+    """That a run will take long, where it will."""
+    from scantling.units import seconds_text
+
+    if seconds is not None and seconds >= WARNED_S:
+        click.echo(f"train: {run.n_steps:,} steps will take about {seconds_text(seconds)} as "
+                   "predicted; fewer --tokens or --params take less", err=True)  # fmt: skip
 
 
 def _show(found: Result, name: str, given: dict[str, Any]) -> None:
