@@ -189,9 +189,10 @@ def test_the_loop_from_runs_to_a_law_to_a_design_to_runs_is_closed(typed, tmp_pa
           "--bound", "d_model=64:384", "--bound", "n_layer=2:24", "--save", "d", "--rows",
           "2")  # fmt: skip
     study = tmp_path / "d" / "study.toml"
-    study.write_text(study.read_text().replace('"200k"', '"10k"'))
+    study.write_text(study.read_text().replace('"200k"', '"10k"').replace(
+        "seeds = 3", "seeds = 3\nrates = {n = 1, step = 2.0, extend = 0}"))  # fmt: skip
     ran = typed("lab", "run", "d/study.toml", *here, "--data", "hops:nodes=4,hops=1",
-                "--tokens", "2k", "--rates", "1", "--out", "again")  # fmt: skip
+                "--tokens", "2k", "--out", "again")  # fmt: skip
     told = json.loads((tmp_path / "again" / "result.json").read_text())
     assert len({s["n_layer"] for s in told["shapes"]}) == len(told["shapes"]) >= 2
     assert "my.toml" in told["study"]["expected"]
