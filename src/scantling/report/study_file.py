@@ -37,10 +37,10 @@ def study_text(front: Front) -> str | None:
     said = [f"{c.name} {c.loss - choice.loss:+.4f}" for c in picked]
     if len(picked) < 2:
         own = int(choice.spec.n_layer)
-        others = sorted({max(own // 2, 1), 2 * own} - {own})
+        others = {max(own // 2, 1): "half-as-deep", 2 * own: "twice-as-deep"}
+        others.pop(own, None)
         layers = _layers([own, *others])
-        shapes += [(f"{choice.name}-{n}-layers", choice.name, f"set = {{n_layer = {n}}}")
-                   for n in others]  # fmt: skip
+        shapes += [(how, choice.name, f"set = {{n_layer = {n}}}") for n, how in others.items()]
         said = ["one depth is on its front, it tells no other from it"]
     expected = f"Law {front.budget.law}, nats a token: {'; '.join(said)}."
     size = count_text(front.budget.params)
