@@ -124,8 +124,7 @@ def _sweep(shapes: list[dict[str, Any]], height: float) -> list[str]:
     for v in _ticks([values[0], top], log=False):
         parts += [_line(start, down(v), end, down(v), "#e5e9ed"),
                   _text(start - 6, down(v) + 4, number(v), "end", "#5c6b78")]  # fmt: skip
-    for r in sorted({10.0 ** round(math.log10(r)) for r, _ in points}
-                    & {10.0**k for k in range(-9, 3)}):  # fmt: skip
+    for r in (float(f"{m}e{k}") for k in range(-9, 3) for m in (1, 2, 5)):
         if start <= across(r) <= end:
             parts.append(_text(across(r), base + 12, f"{r:g}", "middle", "#5c6b78"))
     for i, (s, curve) in enumerate(zip(shapes, curves, strict=True)):
