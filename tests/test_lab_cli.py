@@ -29,6 +29,14 @@ n_layer = [1, 2]
 body = 6_000
 """
 
+MODELS = """
+[[shapes]]
+model = "qwen3-0.6b"
+set = {{{}}}
+{}
+"""
+TWO = "[[shapes]]\nname = 'other'\nmodel = 'qwen3-0.6b'\n"
+
 
 @pytest.fixture
 def typed(tmp_path, monkeypatch):
@@ -93,9 +101,19 @@ def test_a_study_of_ones_own_runs_to_a_verdict_and_is_explained(typed, tmp_path)
 @pytest.mark.parametrize(("text", "says"), [
     (STUDY.replace("body", "bodies"), "iso.bodies is no key of a study; did you mean body?"),
     (STUDY.replace("tokens", "token"), "token is no key of a study; did you mean tokens?"),
-    (STUDY.replace("[1, 2]", "3"), "iso.n_layer 3 must list depths"),
+    (STUDY.replace("[1, 2]", "3"), "iso.n_layer 3 must list depths; n_layer = [2, 4, 8]"),
     (STUDY.replace("[1, 2]", "[1]"), "shapes 1 compare nothing"),
     (STUDY + "params = 5_000\n", "must make one quantity equal"),
+    (STUDY.replace("n = 1", "n = 'one'"), "rates.n one must be a whole number"),
+    (STUDY.replace("n = 1", "n = 31"), "rates.n 31 must be 1 to 30"),
+    (STUDY.replace("step = 2.0", "step = 1.0"), "rates.step 1.0 must be above 1"),
+    (STUDY.replace("extend = 0", "extend = -1"), "rates.extend -1 must be 0 to 30"),
+    (STUDY.replace("[1, 2]", "[1, 'two']"), "iso.n_layer two is not a number"),
+    (STUDY.replace("body = 6_000", "time = 'soon'\nchip = 'h100'"), "iso.time soon"),
+    ("shapes = [1]", "shapes [1] must be tables, each under [[shapes]]"),
+    (MODELS.format("n_layer = 'one'", ""), "must be a table of numbers"),
+    (MODELS.format("n_layer = 1", "param = 'mu'") + TWO, "param mu is not known; did you mean"),
+    (MODELS.format("n_layer = 1", "rate = -1") + TWO, "rate -1.0 must be above 0 and finite"),
     ("name = ", "is no TOML"),
     ("name = 'a'\n[[shapes]]\nmodel = 'lama-3.1-8b'\n", "shapes.model lama-3.1-8b cannot be read"),
 ])  # fmt: skip
@@ -138,3 +156,47 @@ def test_a_saved_design_trains_its_front_small(typed):
     for shape in study.shapes:
         buildable(shape.spec)
         assert abs(shape.matched["body"]) < 0.02
+
+
+SIZES = """
+question = "Three sizes"
+data = "hops:nodes=4,hops=1"
+tokens = 2_000
+rates = {n = 1, step = 2.0, extend = 0}
+""" + "".join(f"""
+[[shapes]]
+name = "d{d}"
+model = "qwen3-0.6b"
+set = {{n_layer = 2, d_model = {d}, n_head = {d // 8}, n_kv_head = {d // 8}, d_head = 8, \
+d_ff = {3 * d}, vocab_size = 256}}
+""" for d in (16, 32, 64))  # fmt: skip
+
+
+def test_the_loop_from_runs_to_a_law_to_a_design_to_runs_is_closed(typed, tmp_path):
+    """Three sizes are trained, a law is fitted, a design made by it, and its study trained.
+
+    The law knows no depth, so one shape is on the front: it stands beside itself at others.
+    """
+    pytest.importorskip("scipy", reason="needs the extra fit")
+    (tmp_path / "sizes.toml").write_text(SIZES)
+    here = ("--engine", "here", "--device", "cpu")
+    runs = ""
+    for tokens in ("2k", "6k"):
+        typed("lab", "run", "sizes.toml", *here, "--tokens", tokens, "--out", tokens)
+        runs += (tmp_path / tokens / "runs.jsonl").read_text()
+    (tmp_path / "runs.jsonl").write_text(runs)
+    typed("laws", "fit", "runs.jsonl", "--form", "over-training", "--out",
+          "my.toml", "--bootstraps", "20")  # fmt: skip
+    typed("design", "--params", "5M", "--vocab", "256", "--tokens", "30k", "--law", "my.toml",
+          "--bound", "d_model=64:384", "--bound", "n_layer=2:24", "--save", "d", "--rows",
+          "2")  # fmt: skip
+    study = tmp_path / "d" / "study.toml"
+    study.write_text(study.read_text().replace('"200k"', '"10k"').replace(
+        "seeds = 3", "seeds = 3\nrates = {n = 1, step = 2.0, extend = 0}"))  # fmt: skip
+    ran = typed("lab", "run", "d/study.toml", *here, "--data", "hops:nodes=4,hops=1",
+                "--tokens", "2k", "--out", "again")  # fmt: skip
+    told = json.loads((tmp_path / "again" / "result.json").read_text())
+    assert len({s["n_layer"] for s in told["shapes"]}) == len(told["shapes"]) >= 2
+    assert "my.toml" in told["study"]["expected"]
+    assert {v["kind"] for v in told["verdicts"]} <= {"better", "not separated", "unresolved"}
+    assert told["headline"] in ran.output.replace("\n", " ")

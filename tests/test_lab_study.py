@@ -17,7 +17,7 @@ from scantling import catalog, vary
 from scantling.errors import FieldError
 from scantling.lab.stats import resolvable
 from scantling.lab.study import Data, Measure, Pace, Rates, Shape, Study, answer, store
-from scantling.lab.study.plan import RESERVE, plan
+from scantling.lab.study.plan import RESERVE, plan, replan
 from scantling.lab.study.sweep import ShapeJob, run_shape
 from scantling.lab.study.verdict import arm, verdicts
 
@@ -184,8 +184,27 @@ def test_a_machine_slower_than_it_was_timed_gets_a_smaller_study_in_time(ask):
     told = []
     s = study(1, 2, rates=Rates(3, 2.5, 0))
     found = ask(s, Slower(), budget_s=4.0, say=told.append)
-    assert any("times slower than when it was timed, planned anew" in line for line in told)
+    assert any("3.0 times what was timed, planned anew" in line for line in told)
     assert found.plan.tokens < 60_000
+
+
+def test_a_plan_for_a_slow_machine_keeps_shapes_and_runs_that_are_done():
+    """A run of L4, L2 and L1 takes 4, 2 and 1 s; nine of each are 36, 18 and 9 s on one worker."""
+    s = study(4, 2, 1, rates=Rates(3, 2.5, 0))
+    old = plan(s, {f"L{d}": Pace(0.0, 0.5 * d / 97, 0.0) for d in (4, 2, 1)}, 1, 1000)
+    room = {"slow": 2.0, "left_s": 20 / RESERVE}
+    fewer = replan(s, old, **room, done={"L4": 1, "L2": 0, "L1": 0})
+    assert fewer.shapes == ("L4", "L2", "L1")
+    assert 30_000 < fewer.tokens < 33_000
+    assert fewer.shrunk == (f"{fewer.tokens / 1000:.3g} k tokens a run instead of 100 k",)
+    # two shapes are nearly done: with a quarter of the tokens all three would take 15.6 s
+    on = replan(s, old, slow=2.0, left_s=10 / RESERVE, done={"L4": 0, "L2": 7, "L1": 5})
+    assert (on.shapes, on.tokens) == (("L2", "L1"), 100_000)
+    assert on.expected_s == pytest.approx(2 * 2 + 4 * 1)
+    assert on.shrunk == ("without L4",)
+    # nothing fits: what is done goes on
+    late = replan(s, old, slow=2.0, left_s=0.1, done={"L4": 8, "L2": 3, "L1": 0})
+    assert (late.shapes, late.tokens) == (("L4", "L2"), 100_000)
 
 
 @pytest.mark.parametrize(("changes", "says"), [

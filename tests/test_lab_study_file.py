@@ -63,7 +63,7 @@ LLAMA = '[[shapes]]\nmodel = "llama-3.2-1b"\n'
 @pytest.mark.parametrize(("text", "says"), [
     ("[rates]\nn = 'three'\n" + ISO, "rates.n three must be a whole number"),
     ("[rates]\nstep = '2x'\n" + ISO, "rates.step 2x must be a number"),
-    ("[rates]\nextend = -1\n" + ISO, "rates.extend -1 must not be below 0"),
+    ("[rates]\nextend = -1\n" + ISO, "rates.extend -1 must be 0 to 30"),
     ("rates = 3\n" + ISO, "rates 3 must be a table; write [rates]"),
     (ISO.replace("[1, 2]", "['a']"), "iso.n_layer a is not a number"),
     (ISO.replace("[1, 2]", "[-2, 2]"), "iso.n_layer -2 must be above zero"),

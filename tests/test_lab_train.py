@@ -241,9 +241,12 @@ class Cut(Exception):  # noqa: N818 - no error of ours
     """Stands for whatever ends a process."""
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test_a_run_cut_anywhere_ends_with_the_same_bits(tmp_path, optimizer):
-    given = {"optimizer": optimizer, "checkpoint_s": 0.0, "judge_every": 5, "steps": 14}
+@pytest.mark.parametrize(("optimizer", "told_s"), [("adamw", 2.0), ("muon", 2.0), ("adamw", 0.0)])
+def test_a_run_cut_anywhere_ends_with_the_same_bits(tmp_path, monkeypatch, optimizer, told_s):
+    """With no time between words every step has a checkpoint, also those between records."""
+    monkeypatch.setattr("scantling.lab.train.TOLD_S", told_s)
+    given = {"optimizer": optimizer, "checkpoint_s": 0.0, "judge_every": 5, "steps": 14,
+             "record_every": 3 if told_s == 0 else 1}  # fmt: skip
     straight = train(run_of(**given, out=tmp_path / "straight"))
     cuts = random.Random(optimizer)
     folder = tmp_path / "cut"
@@ -531,6 +534,34 @@ def test_the_command_gives_json_and_a_status():
                               standalone_mode=False)  # fmt: skip
     assert done.return_value == 1
     assert "diverged: the loss is" in done.stdout
+
+
+def test_what_is_set_holds_while_the_rest_is_made_small():
+    small = ["qwen3-0.6b", "--data", "recall:pairs=4", "--steps", "2", "--device", "cpu",
+             "--threads", "1", "--set", "n_layer=3"]  # fmt: skip
+    done = CliRunner().invoke(command, [*small, "--params", "200k"], standalone_mode=False)
+    assert "3 layers of width 64" in done.stdout
+    done = CliRunner().invoke(command, [*small, "--params", "62k"], standalone_mode=False)
+    assert str(done.exception).startswith("--params 62,000 are fewer than the ")
+    assert str(done.exception).endswith("of this model made as small as it goes with n_layer=3")
+
+
+def test_a_folder_of_something_else_is_no_run(tmp_path):
+    (tmp_path / "checkpoint.pt").write_bytes(b"?")
+    with pytest.raises(FieldError, match=r"holds checkpoint.pt of something else; give another"):
+        train(run_of(out=tmp_path))
+    train(run_of(out=tmp_path / "mine"))
+    (tmp_path / "mine" / "checkpoint.pt").write_bytes(b"?")
+    with pytest.raises(FieldError, match=r"cannot be read; remove it to begin anew"):
+        train(run_of(out=tmp_path / "mine"))
+
+
+def test_a_loss_that_is_no_number_ends_a_run_at_its_step(monkeypatch):
+    """A step in a thousand has a record; the loss is looked at in between."""
+    monkeypatch.setattr("scantling.lab.train.TOLD_S", 0.0)
+    found = train(run_of(steps=5000, record_every=1000, lr=1e30, clip=None))
+    assert found.status == "diverged"
+    assert found.steps < 10
 
 
 def test_without_torch_the_command_says_what_to_install(monkeypatch):

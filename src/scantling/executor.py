@@ -231,6 +231,8 @@ def _on_pool(
 def _on_ray(
     function: Any, jobs: Iterable[Any], shared: Any, workers: int, ahead: int, lost: Any
 ) -> Iterator[Any]:
+    from logging import WARNING
+
     try:
         import ray
     except ImportError:
@@ -240,7 +242,7 @@ def _on_ray(
     own = not ray.is_initialized()
     if own:  # an address in RAY_ADDRESS is a cluster, whose size is its own
         known = {} if "RAY_ADDRESS" in os.environ else {"num_cpus": workers or cores()}
-        ray.init(log_to_driver=False, include_dashboard=False, **known)
+        ray.init(log_to_driver=False, include_dashboard=False, logging_level=WARNING, **known)
 
     def result(one: _Handed) -> Any:
         try:

@@ -114,7 +114,7 @@ def questions(function: F) -> F:
         click.option("--no-depths", is_flag=True, help="Price no depths."),
         click.option("--engine", default="auto",
                      help="Where the sweep runs: here, pool (all cores), "
-                     "ray (a cluster); auto is the pool above 30 million shapes."),
+                     "ray (a cluster), slurm (jobs); auto is the pool above 30 million shapes."),
         click.option("--workers", type=COUNT,
                      help="Processes of the engine; all cores by default."),
         click.option("--backtest", metavar="MODEL", help="Judge a released shape: asked before it "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
     from scantling.spec import Spec
 
 T = TypeVar("T")
+
+WARNED_S = 600.0
+"""Seconds that a run may be predicted to take before it is said ahead."""
 SILENT_S = 2.0
 """Seconds between lines of progress where no terminal shows a bar."""
 BARS = "▁▂▃▄▅▆▇█"
@@ -50,7 +54,8 @@ TAKEN = ("tokens", "steps", "lr", "schedule", "warmup", "optimizer", "weight_dec
 @click.option("--context", type=CONTEXT, help="Tokens of a sequence; 128 by default.")
 @click.option("--params", type=COUNT, help="Make the model smaller first, until it has at most so "
               "many parameters.")  # fmt: skip
-@click.option("--set", "changes", multiple=True, metavar="FIELD=V", help="Change the model first.")
+@click.option("--set", "changes", multiple=True, metavar="FIELD=V", help="Change the model first; "
+              "holds under --params.")  # fmt: skip
 @click.option("--lr", type=float, help="Peak learning rate; by width and steps unless given.")
 @click.option("--schedule", default="cosine", show_default=True, metavar="cosine|wsd|constant")
 @click.option("--warmup", type=COUNT, help="Steps; a twentieth of all by default.")
@@ -137,17 +142,33 @@ def _run(model: str, given: dict[str, Any]) -> tuple[TrainingRun, str]:
 
 def _fitted(spec: Spec, vocab_size: int, context: int, given: dict[str, Any]) -> Spec:
     """The model with the data's vocabulary, the changes asked for, and small enough."""
-    from scantling.lab.shrink import shrink
+    from scantling.costs.count import parameters
+    from scantling.lab.shrink import changes, shrink
     from scantling.spec import vary
 
     spec = apply_set(vary(spec, vocab_size=vocab_size), given["changes"])
-    return shrink(spec, given["params"], context) if given["params"] else spec
+    if not given["params"]:
+        return spec
+    small = shrink(spec, limit := given["params"], context)
+    undone = changes(spec, small)
+    held = (*given["changes"], f"vocab_size={int(spec.vocab_size)}")
+    lost = tuple(c for c in held if c.partition("=")[0].strip() in undone)
+    while lost and parameters(small := apply_set(small, lost)).total > given["params"]:
+        limit //= 2
+        try:
+            small = shrink(spec, limit, context)
+        except FieldError:
+            raise FieldError(
+                "--params", f"{given['params']:,}", "are fewer than the "
+                f"{int(parameters(small).total):,} of this model made as small as it goes with "
+                f"{', '.join(lost)}",
+            ) from None  # fmt: skip
+    return small
 
 
 def _all(run: TrainingRun, given: dict[str, Any], name: str, *, first: bool) -> list[Result]:
     """The run, or one for each seed: at once where that is faster, else one after another."""
     import shutil
-    from dataclasses import replace
 
     from scantling.lab.train_many import at_once, train_many
 
@@ -190,7 +211,6 @@ def _behind_bar(
     from rich.progress import BarColumn, Progress, TextColumn
 
     from scantling.report import text
-    from scantling.units import count_text, seconds_text
 
     bar = Progress(TextColumn("train"), BarColumn(), TextColumn("{task.description}"),
                    console=text.console(stderr=True), auto_refresh=False, transient=True,
@@ -204,25 +224,45 @@ def _behind_bar(
             if "steps" not in record:
                 for one in told:
                     one(record)
-            if "slice" in record or (bar.disable and "loss" not in record):
+            if "slice" in record:
                 return
-            left = record["remaining_s"]
-            words = [f"step {record['step']}"]
-            if "loss" in record:
-                loss = record["loss"]
-                words += [f"loss {'nan' if loss is None else format(loss, '.3f')}",
-                          f"{count_text(record['tokens_per_s'])} tokens/s"]  # fmt: skip
-            if left is not None:
-                words.append(f"{seconds_text(left)} left")
+            if record["step"] == 0:
+                _say_ahead(steps, record["remaining_s"])
+            words = _words(record, steps)
+            if bar.disable and "loss" not in record:
+                return
             if bar.disable:  # a log: a line now and then
                 if time.monotonic() - spoken >= SILENT_S:
                     spoken = time.monotonic()
-                    click.echo(f"train {', '.join(words)}", err=True)
+                    click.echo(f"train {words}", err=True)
                 return
-            bar.update(work, completed=record["step"], description=", ".join(words))
+            bar.update(work, completed=record["step"], description=words)
             bar.refresh()
 
         return train(on_step)
+
+
+def _words(record: dict[str, Any], steps: int) -> str:
+    """How far a run is."""
+    from scantling.units import count_text, seconds_text
+
+    words = [f"step {record['step']:,} of {steps:,}"]
+    if "loss" in record:
+        loss = record["loss"]
+        words += [f"loss {'nan' if loss is None else format(loss, '.3f')}",
+                  f"{count_text(record['tokens_per_s'])} tokens/s"]  # fmt: skip
+    if record["remaining_s"] is not None:
+        words.append(f"{seconds_text(record['remaining_s'])} left")
+    return ", ".join(words)
+
+
+def _say_ahead(steps: int, seconds: float | None) -> None:
+    """That a run will take long, where it will."""
+    from scantling.units import seconds_text
+
+    if seconds is not None and seconds >= WARNED_S:
+        click.echo(f"train: {steps:,} steps will take about {seconds_text(seconds)} as "
+                   "predicted; fewer --tokens or --params take less", err=True)  # fmt: skip
 
 
 def _show(found: Result, name: str, given: dict[str, Any]) -> None:
@@ -236,7 +276,9 @@ def _show(found: Result, name: str, given: dict[str, Any]) -> None:
     out.print(f"training loss {_sparkline(found.losses)} {found.losses[0]:.3f} to "
               f"{found.losses[-1]:.3f} nats/token")  # fmt: skip
     if found.why:
-        out.print(f"[bold]diverged[/bold]: {found.why}; try a third of the rate")
+        asked, usual = found.run.peak_lr, replace(found.run, lr=None).peak_lr
+        better = f"{usual:g}, the usual one here" if asked > 3 * usual else "a third of the rate"
+        out.print(f"[bold]diverged[/bold]: {found.why}; try {better}")
     else:
         _print_judged(out, found)
     _print_speed(out, found)
@@ -289,11 +331,17 @@ def _asked(found: Result, name: str, seeds: str = "") -> str:
     total = int(parameters(spec).total)
     per = found.tokens / total
     return (
-        f"[bold]{name}[/bold] {int(spec.n_layer)} × {int(spec.d_model)}, {total:,} parameters, "
+        f"[bold]{name}[/bold] {_layers(spec)}, {total:,} parameters, "
         f"vocabulary {int(spec.vocab_size):,}: {count_text(found.tokens)} tokens of "
         f"{run.task.name} ({per:.2g} a parameter) in {found.steps} steps, {run.optimizer} "
         f"{run.schedule}, learning rate {run.peak_lr:g}, {seeds or f'seed {run.seed}'}"
     )
+
+
+def _layers(spec: Spec) -> str:
+    """Depth and width in words."""
+    n = int(spec.n_layer)
+    return f"{n} {'layer' if n == 1 else 'layers'} of width {int(spec.d_model)}"
 
 
 def _print_judged(out: Console, found: Result) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 SAME = ("spec", "data", "batch", "context", "lr", "seed", "steps", "optimizer")
 """What is compared first where a folder holds another run."""
+OURS = ("checkpoint.pt", "metrics.jsonl", "result.jsonl", "study.json")
+"""What a folder without ``run.json`` must not hold."""
 
 
 def machine(device: torch.device) -> dict[str, Any]:
@@ -83,11 +85,17 @@ def save(folder: Path, kept: Mapping[str, Any]) -> None:
         torch.save(dict(kept), file)
 
 
-def saved(folder: Path) -> dict[str, Any] | None:
+def saved(
+    folder: Path, parts: Collection[str] = ("model", "moments", "progress")
+) -> dict[str, Any] | None:
     """The last checkpoint; None where there is none.
 
+    Args:
+        folder: That holds it.
+        parts: What it must have; those of one run.
+
     Raises:
-        FieldError: If it cannot be read.
+        FieldError: If it cannot be read, or is of something else.
     """
     path = folder / "checkpoint.pt"
     if not path.is_file():
@@ -97,6 +105,8 @@ def saved(folder: Path) -> dict[str, Any] | None:
     except Exception as error:
         raise FieldError("checkpoint", str(path), "cannot be read", "remove it to begin "
                          "anew") from error  # fmt: skip
+    if not isinstance(found, dict) or not found.keys() >= set(parts):
+        raise FieldError("checkpoint", str(path), "is none of a run", "remove it to begin anew")
     return found
 
 
@@ -113,8 +123,15 @@ def begin(folder: Path, settings: dict[str, Any], where: dict[str, Any]) -> str:
         for left in folder.glob(f".*{PART}"):
             left.unlink()
         known = json.loads(path.read_bytes()) if path.is_file() else None
-    except (OSError, ValueError) as error:
-        raise FieldError("out", str(folder), f"cannot be used: {error}") from error
+    except OSError as error:
+        raise FieldError("out", str(folder), f"cannot be used: {error.strerror}") from error
+    except ValueError as error:
+        raise FieldError("out", str(path), f"is no JSON: {error}", "give another "
+                         "folder") from error  # fmt: skip
+    strange = [name for name in OURS if (folder / name).exists()]
+    if known is None and strange:
+        raise FieldError("out", str(folder), f"holds {strange[0]} of something else",
+                         "give another folder")  # fmt: skip
     if known is None:
         text = json.dumps({"schema": 1, **settings, "machine": where}, indent=1, ensure_ascii=False)
         write(path, text.encode())
@@ -124,7 +141,7 @@ def begin(folder: Path, settings: dict[str, Any], where: dict[str, Any]) -> str:
             there, here = _short(known.get(name)), _short(settings[name])
             raise FieldError("out", str(folder), f"holds another run: {name} {there} there, {here} "
                              "here", "give another folder")  # fmt: skip
-    moved = [n for n, v in where.items() if known["machine"].get(n) != v]
+    moved = [n for n, v in where.items() if known.get("machine", {}).get(n) != v]
     return f"begun with other {', '.join(moved)}: not bit for bit" if moved else ""
 
 
@@ -165,4 +182,8 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
     if not path.is_file():
         return []
     whole_lines = path.read_text("utf-8").splitlines(keepends=True)
-    return [json.loads(line) for line in whole_lines if line.endswith("\n")]
+    try:
+        return [json.loads(line) for line in whole_lines if line.endswith("\n")]
+    except ValueError as error:
+        raise FieldError("metrics", str(path), f"cannot be read: {error}", "remove it; the run "
+                         "goes on from its checkpoint") from error  # fmt: skip

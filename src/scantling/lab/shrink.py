@@ -67,8 +67,8 @@ def shrink(spec: Spec, limit: int = FITS, context: int = 128) -> Spec:
         if best is None and square:  # 71 heads cannot be halved with their width
             best = _next(spec, context, total, square=False)
         if best is None:
-            raise FieldError("run", None, f"does not fit: {total:,} parameters at its smallest "
-                             f"dimensions, {limit:,} allowed")  # fmt: skip
+            raise FieldError("params", f"{limit:,}", f"are too few: this model does not fit, "
+                             f"its smallest has {total:,}", f"allow {total:,}")  # fmt: skip
         spec = best
     return _followed(before, spec)
 

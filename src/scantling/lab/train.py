@@ -30,6 +30,8 @@ from scantling.lab.tasks import IGNORED, Task, read
 
 DIVERGED = 2.0
 """A mean loss this many times the larger of the first loss and of a blind guess has diverged."""
+TOLD_S = 2.0
+"""Seconds between words to ``on_step`` while no record is due."""
 FREE_STEPS = 2
 """Steps that no time is taken from: memory is still being found, and code compiled."""
 
@@ -43,7 +45,7 @@ def train(run: TrainingRun, on_step: Callable[[Record], None] | None = None) -> 
             the last record, nats a token), ``lr``, ``gradient_norm``, ``seconds``,
             ``tokens_per_s``, ``remaining_s``; and of each look at a slice ``slice``, ``loss``,
             ``bits_per_byte``, ``accuracy``. Before the first step it is told ``steps`` and what is
-            predicted of them.
+            predicted of them, and between records ``steps`` and how far it is.
 
     Raises:
         FieldError: If something asked cannot be.
@@ -105,7 +107,7 @@ class Running:
             self.loss = torch.compile(self.model.loss, dynamic=False)
         on = chip_of(among.device, run.chip)
         self.expected: Estimate | None = None
-        if on is not None:
+        if on is not None and (among.size == 1 or among.device.type == "cuda"):
             self.expected = step_seconds(
                 run.spec, run.task.batch_size, run.task.context, dtype, on, among.size
             )
@@ -115,6 +117,7 @@ class Running:
         self.seconds, self.why, self.warning, self.members = 0.0, "", "", 1
         self.records: list[Record] = []
         self.metrics: run_folder.Metrics | None = None
+        self.saved = time.monotonic()
         self._open(kept)
 
     def _open(self, kept: Mapping[str, Any] | None) -> None:
@@ -143,16 +146,13 @@ class Running:
             s = None if self.expected is None else float(self.expected.value_s)
             self.on_step({"step": len(self.losses), "steps": self.steps, "predicted_step_s": s,
                           "remaining_s": None if s is None else left * s})  # fmt: skip
-        saved = time.monotonic()
         while not self.ended:
             self._interval(self.next_stop(len(self.losses)))
             done = len(self.losses)
             if self.run.judge_every and done % self.run.judge_every == 0 and not self.ended:
                 self.judge("choose")
-            due = self.ended or time.monotonic() - saved >= self.run.checkpoint_s
-            if self.run.out is not None and self.among.agreed(due):
+            if self.run.out is not None and self.among.agreed(self.ended or self._due):
                 self.save()
-                saved = time.monotonic()
         judged = {}
         if not self.why:
             judged = {name: self.judge(name) for name in ("choose", "report")}
@@ -169,19 +169,33 @@ class Running:
             whole_file.write(self.run.folder / "result.jsonl", row.encode())
         return found
 
+    @property
+    def _due(self) -> bool:
+        """Whether it is time for a checkpoint."""
+        return time.monotonic() - self.saved >= self.run.checkpoint_s
+
     def _interval(self, end: int) -> None:
-        """The steps up to a record, and the record."""
-        begun, began = len(self.losses), time.perf_counter()
+        """The steps that are left up to a record, and the record of all since the last one.
+
+        A checkpoint in between ends it early, without a record, so does a loss that is no number.
+        """
+        first, began = len(self.losses), time.perf_counter()
+        told = began
         found: list[Tensor] = []
         norm = torch.zeros(())
         ticks = [self.clock.now()]
-        for step in range(begun, end):
+        for step in range(first, end):
             loss, norm = self._step(step)
             found.append(loss)
             ticks.append(self.clock.now())
+            if self.among.size == 1 and time.perf_counter() - told >= TOLD_S:
+                told = time.perf_counter()
+                if not math.isfinite(float(loss)) or (self.run.out is not None and self._due):
+                    break
+                self._mention(step + 1, float(loss), (step + 1 - first) / (told - began))
         losses = torch.stack(found).tolist()
         if self.clock.queued:  # steps only queue; what they take shows in the whole
-            n = end - begun
+            n = len(losses)
             ticks = [ticks[0] + (self.clock.now() - ticks[0]) * i / n for i in range(n + 1)]
         times = [after - before for before, after in pairwise(ticks)]
         self.took(losses, times, time.perf_counter() - began, float(norm))
@@ -189,19 +203,24 @@ class Running:
     def took(self, losses: list[float], times: list[float], took: float, norm: float) -> None:
         """Note steps that were taken, and look at whether the run goes on.
 
+        What comes up to a record makes it, of all steps since the last one.
+
         Args:
             losses: Of each step.
             times: Of each step, by the clock.
             took: Seconds of all of them, on the wall.
             norm: Of the gradient of the last one.
         """
-        begun = len(self.losses)
+        n, begun = len(losses), self._last_stop(len(self.losses))
+        end = self.next_stop(begun)
         self.losses += losses
         self.times += times
         self.seconds += took
-        self.why = self._diverged(begun)
-        n, end = len(losses), len(self.losses)
-        mean, lr = statistics.fmean(losses), self.run.peak_lr * self.factor(end - 1)
+        self.why = self._diverged(begun, end)
+        if len(self.losses) < end and not self.why:
+            return
+        end = len(self.losses)
+        mean, lr = statistics.fmean(self.losses[begun:]), self.run.peak_lr * self.factor(end - 1)
         self._tell({
             "step": end, "tokens": end * self.run.tokens_a_step, "loss": _finite(mean),
             "bits_per_byte": _bits(mean, self.run.task), "lr": lr,
@@ -212,8 +231,23 @@ class Running:
 
     def next_stop(self, at: int) -> int:
         """The step at which a record or a look comes next."""
-        beats = [self.every, *([self.run.judge_every] if self.run.judge_every else [])]
-        return min(self.steps, *((at // every + 1) * every for every in beats))
+        return min(self.steps, *((at // every + 1) * every for every in self._beats))
+
+    def _last_stop(self, at: int) -> int:
+        """The step at which one came last."""
+        return max(at // every * every for every in self._beats)
+
+    @property
+    def _beats(self) -> list[int]:
+        return [self.every, *([self.run.judge_every] if self.run.judge_every else [])]
+
+    def _mention(self, step: int, loss: float, steps_per_s: float) -> None:
+        if self.on_step is not None:
+            self.on_step({
+                "step": step, "steps": self.steps, "loss": _finite(loss),
+                "tokens_per_s": round(steps_per_s * self.run.tokens_a_step, 1),
+                "remaining_s": round((self.steps - step) / steps_per_s, 3),
+            })  # fmt: skip
 
     def factor(self, step: int) -> float:
         """On the rate, by the schedule."""
@@ -260,12 +294,15 @@ class Running:
             yield (tokens_BT[some], targets_BT[some], None if source is None else source[some],
                    share)  # fmt: skip
 
-    def _diverged(self, begun: int) -> str:
-        """Why the run must stop; empty where it need not."""
+    def _diverged(self, begun: int, end: int) -> str:
+        """Why the run must stop; empty where it need not, and before the record is due."""
         lr = f"at a learning rate of {self.run.peak_lr:g}"
         for i, loss in enumerate(self.losses[begun:], begun + 1):
             if not math.isfinite(loss):
+                del self.losses[i:], self.times[i:]  # the steps that were under way
                 return f"the loss is {loss} at step {i} {lr}"
+        if len(self.losses) < end:
+            return ""
         mean = statistics.fmean(self.losses[begun:])
         start = max(self.losses[0], math.log(self.run.task.vocab_size))
         if mean > DIVERGED * start:
@@ -305,6 +342,7 @@ class Running:
     def save(self) -> None:
         """Keep the state in the run's folder."""
         kept = self.state()
+        self.saved = time.monotonic()
         if self.among.first:
             assert self.run.folder is not None
             run_folder.save(self.run.folder, kept)

@@ -99,7 +99,7 @@ class _Many:
                              "without micro-batches")  # fmt: skip
         check_memory(first.spec, one.batch_size * len(runs), one.context, "fp32", among.device)
         self.keep, self.on_step, self.device = keep, on_step, among.device
-        kept = None if keep is None else run_folder.saved(keep)
+        kept = None if keep is None else run_folder.saved(keep, ("runs",))
         states = {} if kept is None else kept["runs"]
         self.members = [Running(r, among, "fp32", kept=states.get(_name(r))) for r in runs]
         for member in self.members:

@@ -10,6 +10,8 @@ from typing import Any
 
 from scantling.report.lab_text import number, ranked
 
+LETTER = 6.9
+"""Width of a letter at most, on average; longer names widen the figure."""
 WIDTH, LEFT, ROW, TOP = 940, 190, 30, 34
 SPLIT = 520
 """Where the panel of seeds ends and that of rates begins."""
@@ -20,16 +22,23 @@ def figure(found: dict[str, Any]) -> str:
     """Left: dots are seeds, bars 95 % intervals. Right: the loss that each rate was chosen by."""
     shapes = ranked(found)
     height = TOP + ROW * max(len(shapes), 7) + 44
+    more = max(0, round(LETTER * max(len(_told(s)) for s in shapes)) + 14 - LEFT)
+    wide = WIDTH + more
     head = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '
-        f'width="{WIDTH}" height="{height}" font-family="system-ui, sans-serif" font-size="12">'
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="{-more} 0 {wide} {height}" '
+        f'width="{wide}" height="{height}" font-family="system-ui, sans-serif" font-size="12">'
     )
     parts = [
         head,
-        f'<rect width="{WIDTH}" height="{height}" fill="white"/>',
+        f'<rect x="{-more}" width="{wide}" height="{height}" fill="white"/>',
         *_seeds(found, shapes), *_sweep(shapes, height), "</svg>",
     ]  # fmt: skip
     return "\n".join(parts) + "\n"
+
+
+def _told(s: dict[str, Any]) -> str:
+    """A shape's name, and why nothing may be said of it."""
+    return f"{s['shape']} ({_why(s)})" if s["unresolved"] else str(s["shape"])
 
 
 def _text(x: float, y: float, text: str, anchor: str = "start", colour: str = "#1d2730") -> str:
@@ -71,8 +80,9 @@ def _seeds(found: dict[str, Any], shapes: list[dict[str, Any]]) -> list[str]:
                   _text(place(v), base + 16, number(v), "middle", "#5c6b78")]  # fmt: skip
     for i, s in enumerate(shapes):
         y, colour = TOP + ROW * i + ROW / 2, COLOURS[i % len(COLOURS)]
-        told = f"{s['shape']} ({_why(s)})" if s["unresolved"] else s["shape"]
-        parts.append(_text(LEFT - 12, y + 4, told, "end", "#9aa5ae" if s["unresolved"] else colour))
+        parts.append(
+            _text(LEFT - 12, y + 4, _told(s), "end", "#9aa5ae" if s["unresolved"] else colour)
+        )
         if s["interval"] and not wilson:
             a, b, m = (place(s["interval"][k]) for k in ("low", "high", "value"))
             parts += [_line(a, y, b, y, colour, 2), _line(m, y - 8, m, y + 8, colour, 2)]
@@ -114,8 +124,7 @@ def _sweep(shapes: list[dict[str, Any]], height: float) -> list[str]:
     for v in _ticks([values[0], top], log=False):
         parts += [_line(start, down(v), end, down(v), "#e5e9ed"),
                   _text(start - 6, down(v) + 4, number(v), "end", "#5c6b78")]  # fmt: skip
-    for r in sorted({10.0 ** round(math.log10(r)) for r, _ in points}
-                    & {10.0**k for k in range(-9, 3)}):  # fmt: skip
+    for r in (float(f"{m}e{k}") for k in range(-9, 3) for m in (1, 2, 5)):
         if start <= across(r) <= end:
             parts.append(_text(across(r), base + 12, f"{r:g}", "middle", "#5c6b78"))
     for i, (s, curve) in enumerate(zip(shapes, curves, strict=True)):

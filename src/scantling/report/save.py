@@ -98,7 +98,7 @@ def save(
         write("report.html", page(front, sections))
         study = study_text(front)
         if study is None:
-            refused["study.toml"] = "fewer than two shapes of the front have a config.json"
+            refused["study.toml"] = "the choice has no config.json"
         else:
             write("study.toml", study)
         with (folder / "report.txt").open("w", encoding="utf-8") as sink:

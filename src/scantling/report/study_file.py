@@ -18,23 +18,31 @@ SHALLOWEST = 2
 
 
 def study_text(front: Front) -> str | None:
-    """The study, or None where fewer than two shapes of the front have a config to be read.
+    """The study, or None where the choice has no config to be read.
 
     Shapes are of different depths: what else differs between them is soon within the noise of
-    small models.
+    small models. Where the front has one depth, the choice stands beside itself at half and twice
+    as many layers.
     """
     picked = _picked(front)
-    if len(picked) < 2:
+    if not picked:
         return None
     choice = front.chosen
     depths = [int(c.spec.n_layer) for c in picked]
-    layers = min(max(round(SHALLOWEST * depths[0] / min(depths)), 3), 12)
+    layers = _layers(depths)
     small = {max(round(d * layers / depths[0]), 1): c
              for d, c in reversed(list(zip(depths, picked, strict=True)))}  # fmt: skip
     picked = [c for c in picked if c in small.values()]
+    shapes = [(c.name, c.name, "") for c in picked]
+    said = [f"{c.name} {c.loss - choice.loss:+.4f}" for c in picked]
     if len(picked) < 2:
-        return None
-    expected = "; ".join(f"{c.name} {c.loss - choice.loss:+.4f}" for c in picked)
+        own = int(choice.spec.n_layer)
+        others = {max(own // 2, 1): "half-as-deep", 2 * own: "twice-as-deep"}
+        others.pop(own, None)
+        layers = _layers([own, *others])
+        shapes += [(how, choice.name, f"set = {{n_layer = {n}}}") for n, how in others.items()]
+        said = ["one depth is on its front, it tells no other from it"]
+    expected = f"Law {front.budget.law}, nats a token: {'; '.join(said)}."
     size = count_text(front.budget.params)
     question = f"Does what the law says of these {size} shapes hold when they are small?"
     lines = [
@@ -45,16 +53,22 @@ def study_text(front: Front) -> str | None:
         'data = "code"        # or a file of your own: .txt .jsonl .parquet .bin',
         "tokens = 400_000     # of a run; a budget lowers it",
         "seeds = 3",
-        f"expected = {json.dumps(f'Law {front.budget.law}, nats a token: {expected}.')}",
+        f"expected = {json.dumps(expected)}",
         "",
         "[scale]",
         'body = "200k"',
         f"n_layer = {layers}",
     ]  # fmt: skip
-    for c in picked:
-        lines += ["", "[[shapes]]", f"name = {json.dumps(c.name)}",
-                  f"model = {json.dumps(f'{c.name}/config.json')}"]  # fmt: skip
+    for name, folder, changed in shapes:
+        lines += ["", "[[shapes]]", f"name = {json.dumps(name)}",
+                  f"model = {json.dumps(f'{folder}/config.json')}"]  # fmt: skip
+        lines += [changed] if changed else []
     return "\n".join(lines) + "\n"
+
+
+def _layers(depths: list[int]) -> int:
+    """Layers of the first when small."""
+    return min(max(round(SHALLOWEST * depths[0] / min(depths)), 3), 12)
 
 
 def _picked(front: Front) -> list[Candidate]:

@@ -14,16 +14,15 @@ from typing import Any, TypeVar
 
 import msgspec
 from msgspec import Struct
-from msgspec.structs import replace
 
 from scantling import executor
 from scantling.costs.count import flops, parameters
 from scantling.errors import FieldError
 from scantling.lab.study import store
 from scantling.lab.study.design import Shape, Study
-from scantling.lab.study.plan import Plan, cost, plan
-from scantling.lab.study.sweep import ShapeJob, Swept, groups, run_shape
-from scantling.lab.study.trial import Data, GroupRunner, Pace, Record, Runner, Trial
+from scantling.lab.study.plan import Plan, cost, plan, replan
+from scantling.lab.study.sweep import ShapeJob, Swept, groups, run_shape, trials
+from scantling.lab.study.trial import Data, GroupRunner, Pace, Record, Runner, Trial, key
 from scantling.lab.study.verdict import Arm, Verdict, arm, headline, resolvable, spread, verdicts
 
 Say = Callable[[str], None]
@@ -88,13 +87,18 @@ def answer(
                              workers=workers, fresh=fresh, say=say)  # fmt: skip
     for again in reversed(range(REPLANS + 1)):
         left_s = math.inf if budget_s is None else budget_s - (time.time() - begun)
-        slack = OVER * left_s / found.expected_s if again else math.inf
-        swept = _run(study, runner, found, data, folder, engine, n, begun, slack, say, progress)
+        hopeful = again > 0 and found.expected_s < left_s
+        slack = OVER * left_s / max(found.expected_s, 1e-3) if hopeful else math.inf
+        done = _done(study, runner, found, data, folder)
+        swept = _run(study, runner, found, data, folder, engine, n, begun, slack, say,
+                     _counted(progress, store.count(folder) - sum(done.values())))  # fmt: skip
         slow = max((s.slow or 0.0 for s in swept.values()), default=0.0)
         if not slow or budget_s is None:
             break
-        found = _slower(study, found, slow, budget_s - (time.time() - begun))
-        say(f"this machine is {slow:.1f} times slower than when it was timed, planned anew")
+        done = _done(study, runner, found, data, folder)
+        found = replan(study, found, slow, budget_s - (time.time() - begun), done)
+        say(f"runs take {slow:.1f} times what was timed, planned anew; {sum(done.values())} are "
+            "done")  # fmt: skip
         for line in found.lines(study):
             say(line)
         store.write(folder / store.PLAN, found)
@@ -120,6 +124,7 @@ def planned(
         shutil.rmtree(folder)
     store.open_folder(folder, study)
     n = workers or (1 if engine == "here" else executor.cores())
+    begun = time.monotonic()
     found = store.read(folder / store.PLAN, Plan)
     data = store.read(folder / store.DATA, dict[str, Data])
     if data is None:
@@ -136,21 +141,30 @@ def planned(
                          "bring it back, give another folder, or --fresh")  # fmt: skip
     if found is None or found.budget_s != budget_s:
         say(f"timing five steps of {len(study.shapes)} shapes")
-        found = plan(study, _paces(study, runner, engine, n), n, budget_s)
+        paces = _paces(study, runner, engine, n)
+        found = plan(study, paces, n, budget_s, spent_s=time.monotonic() - begun)
         store.write(folder / store.PLAN, found)
     for line in found.lines(study):
         say(line)
     return found, data, n
 
 
-def _slower(study: Study, old: Plan, slow: float, left_s: float) -> Plan:
-    """A plan for the time that is left at the pace that was seen; the smallest if none fits."""
-    paces = {
-        name: Pace(slow * p.start_s, slow * p.step_s, slow * p.judge_s, 0.0)
-        for name, p in old.paces.items()
-    }
-    found = plan(study, paces, old.workers, max(left_s, 1e-3), smallest=True)
-    return replace(found, budget_s=old.budget_s)
+def _done(
+    study: Study, runner: Runner, planned: Plan, data: Mapping[str, Data], folder: Path
+) -> dict[str, int]:  # fmt: skip
+    """Runs of a plan that are kept, by shape."""
+    found = {}
+    for s in (s for s in study.shapes if s.name in planned.shapes):
+        job = ShapeJob(s, data[s.name], planned.tokens, planned.seeds, str(folder))
+        runs = trials(study, job, study.grid(s, planned.tokens))
+        names = (key(one, job.data, runner.name) for one in runs)
+        found[s.name] = sum(store.kept(folder, name) is not None for name in names)
+    return found
+
+
+def _counted(progress: Progress | None, before: int) -> Progress | None:
+    """Progress without the runs of earlier plans."""
+    return None if progress is None else lambda done, total: progress(done - before, total)
 
 
 def _by_tokenizer(study: Study, asked: Callable[[Trial], Told]) -> dict[str, Told]:

@@ -21,6 +21,7 @@ from scantling.spec import Spec
 
 LEAST_SEEDS = 3
 """Fewer give no interval worth the name."""
+MOST_RATES, MOST_STEP = 30, 100.0
 
 
 class Shape(Struct, frozen=True):
@@ -146,7 +147,7 @@ class Study(Struct, frozen=True):
             raise FieldError("shapes", len(names), "compare nothing", "give at least 2")
         if len(set(names)) < len(names):
             twice = next(n for n in names if names.count(n) > 1)
-            raise FieldError("shapes", twice, "is the name of two shapes")
+            raise FieldError("shapes", twice, "is the name of two shapes", "give each its own")
         tokenizers = {s.tokenizer or self.tokenizer for s in self.shapes}
         if len(tokenizers) > 1 and self.measure.name == "loss":
             raise FieldError("measure", "loss", "is nats a token, and tokens of "
@@ -170,10 +171,13 @@ class Study(Struct, frozen=True):
 
     def _check_rates(self) -> None:
         rates = self.rates
-        if rates.n < 1 or not 1 < rates.step < math.inf:
-            raise FieldError("rates", rates.n, "must be at least 1, a factor above 1 apart")
-        if rates.extend < 0:
-            raise FieldError("rates.extend", rates.extend, "must not be below 0")
+        if not 1 <= rates.n <= MOST_RATES:
+            raise FieldError("rates.n", rates.n, f"must be 1 to {MOST_RATES}")
+        if not 1 < rates.step <= MOST_STEP:
+            raise FieldError("rates.step", rates.step, f"must be above 1, and at most {MOST_STEP}: "
+                             "a factor from rate to rate", "2 or 3")  # fmt: skip
+        if not 0 <= rates.extend <= MOST_RATES:
+            raise FieldError("rates.extend", rates.extend, f"must be 0 to {MOST_RATES}")
         for s in self.shapes:
             if s.param not in get_args(Param):
                 raise UnknownNameError("param", s.param, get_args(Param))

@@ -26,7 +26,7 @@ COUNTS = ("tokens", "least_tokens", "batch", "context", "seeds")
 TEXTS = ("name", "question", "data", "tokenizer", "optimizer", "schedule", "expected", "caveat")
 WORDS = {
     str: "a text", int: "a whole number", float: "a number",
-    dict[str, int | bool]: "a table of numbers",
+    dict[str, int | float | bool]: "a table of numbers",
     list[dict[str, Any]]: "tables, each under [[shapes]]",
 }  # fmt: skip
 """What a key takes, for those who wrote something else."""
@@ -115,7 +115,7 @@ def _shape(one: dict[str, Any], folder: Path) -> Shape:
     _known(one, SHAPE_KEYS, "shapes.")
     if "model" not in one:
         raise FieldError("shapes.model", None, "must name a model or a config beside the file")
-    kinds = {"set": dict[str, int | bool], "param": str, "tokenizer": str, "rate": float}
+    kinds = {"set": dict[str, int | float | bool], "param": str, "tokenizer": str, "rate": float}
     given = {k: _as(one[k], kind, f"shapes.{k}") for k, kind in kinds.items() if k in one}
     name = _as(one["model"], str, "shapes.model")
     beside = folder / name

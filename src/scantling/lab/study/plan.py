@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from scantling.costs.fit import largest
 from scantling.errors import FieldError
@@ -63,11 +64,13 @@ def minutes(seconds: float) -> str:
 
 
 def cost(
-    study: Study, shape: Shape, pace: Pace, tokens: int, seeds: int, *, extended: bool
-) -> float:
+    study: Study, shape: Shape, pace: Pace, tokens: int, seeds: int, *, extended: bool,
+    done: int = 0,
+) -> float:  # fmt: skip
     """Seconds of one shape: its runs at every rate and seed, one after another."""
     rates = study.rates.n + (study.rates.extend if extended else 0)
-    return pace.once_s + rates * seeds * pace.seconds(study.trial(shape, 0.0, 0, tokens).steps)
+    runs = max(rates * seeds - done, 0)
+    return pace.once_s + runs * pace.seconds(study.trial(shape, 0.0, 0, tokens).steps)
 
 
 def makespan(seconds: list[float], workers: int) -> float:
@@ -85,7 +88,7 @@ def makespan(seconds: list[float], workers: int) -> float:
 
 def plan(
     study: Study, paces: Mapping[str, Pace], workers: int, budget_s: float | None = None,
-    *, smallest: bool = False,
+    *, spent_s: float = 0.0, smallest: bool = False, done: Mapping[str, int] | None = None,
 ) -> Plan:  # fmt: skip
     """A study that fits a budget: fewer tokens first, then fewer shapes, then fewer seeds.
 
@@ -98,7 +101,10 @@ def plan(
         paces: Measured, by name of the shape.
         workers: Jobs at once; a job is a shape.
         budget_s: Seconds at most; None takes the study as it is.
+        spent_s: Of the budget, on timing.
         smallest: Whether the smallest study is taken where none fits.
+        done: Runs of each shape that need not be made again, at the number of tokens the study
+            has.
 
     Raises:
         FieldError: If not even the smallest study fits.
@@ -108,22 +114,23 @@ def plan(
 
     def ends(tokens: int, *, extended: bool) -> float:
         return makespan(
-            [cost(study, s, paces[s.name], tokens, seeds, extended=extended) for s in shapes],
+            [cost(study, s, paces[s.name], tokens, seeds, extended=extended,
+                  done=(done or {}).get(s.name, 0)) for s in shapes],
             workers,
-        )
+        )  # fmt: skip
 
     def likely(tokens: int) -> float:
         return (ends(tokens, extended=False) + ends(tokens, extended=True)) / 2
 
-    def found(tokens: int, told: list[str]) -> Plan:
+    def found(tokens: int, told: tuple[str, ...] = ()) -> Plan:
         return Plan(
             tokens, seeds, tuple(s.name for s in shapes), workers, dict(paces),
-            ends(tokens, extended=False), ends(tokens, extended=True), budget_s, tuple(told),
+            ends(tokens, extended=False), ends(tokens, extended=True), budget_s, told,
         )  # fmt: skip
 
     if budget_s is None:
-        return found(study.tokens, [])
-    room = RESERVE * budget_s
+        return found(study.tokens)
+    room = RESERVE * budget_s - spent_s
     dropped: list[str] = []
     while likely(least) > room:
         if len(shapes) > 2:
@@ -133,7 +140,7 @@ def plan(
         elif smallest:
             break
         else:
-            need = likely(least) / RESERVE
+            need = (likely(least) + spent_s) / RESERVE
             raise FieldError("budget", minutes(budget_s), "is too short: two shapes at "
                              f"{study.least_seeds} seeds and {count_text(least)} tokens take "
                              f"{minutes(need)}", f"give {minutes(need * 1.05)}")  # fmt: skip
@@ -143,7 +150,40 @@ def plan(
     return found(tokens, _given_up(study, tokens, seeds, dropped))
 
 
-def _given_up(study: Study, tokens: int, seeds: int, dropped: list[str]) -> list[str]:
+def replan(
+    study: Study, old: Plan, slow: float, left_s: float, done: Mapping[str, int]
+) -> Plan:  # fmt: skip
+    """A plan for the time that is left at the pace that was seen.
+
+    Either every run is made anew with fewer tokens, or the shapes that are nearest to done go on
+    with the tokens they have, whose runs count. What fits goes first, then more shapes, then the
+    runs that count; where neither fits, what is done goes on until the time is up.
+
+    Args:
+        study: As it was asked for.
+        old: The plan that takes too long.
+        slow: How many times longer its runs take.
+        left_s: Seconds that are left.
+        done: Runs of the plan that are kept, by shape.
+    """
+    left_s = max(left_s, 1e-3)
+    paces = {
+        name: Pace(slow * p.start_s, slow * p.step_s, slow * p.judge_s, 0.0)
+        for name, p in old.paces.items()
+    }
+    near = sorted((s for s in study.shapes if s.name in old.shapes), key=lambda s: -done[s.name])
+    on = replace(study, shapes=tuple(near), tokens=old.tokens, least_tokens=old.tokens,
+                 seeds=old.seeds)  # fmt: skip
+    plans = [plan(on, paces, old.workers, left_s, smallest=True, done=done),
+             plan(study, paces, old.workers, left_s, smallest=True)]  # fmt: skip
+    best = max(plans, key=lambda p: (p.expected_s <= left_s, len(p.shapes)))
+    names = tuple(s.name for s in study.shapes if s.name in best.shapes)
+    dropped = [s.name for s in study.shapes if s.name not in names]
+    return replace(best, shapes=names, budget_s=old.budget_s,
+                   shrunk=_given_up(study, best.tokens, best.seeds, dropped))  # fmt: skip
+
+
+def _given_up(study: Study, tokens: int, seeds: int, dropped: Sequence[str]) -> tuple[str, ...]:
     """What a plan is without, in sentences."""
     told = []
     if tokens < study.tokens:
@@ -152,4 +192,4 @@ def _given_up(study: Study, tokens: int, seeds: int, dropped: list[str]) -> list
         told.append(f"without {', '.join(dropped)}")
     if seeds < study.seeds:
         told.append(f"{seeds} seeds instead of {study.seeds}")
-    return told
+    return tuple(told)

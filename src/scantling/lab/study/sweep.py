@@ -84,6 +84,14 @@ def run_shape(shared: tuple[Study, Runner], job: ShapeJob) -> Swept:
     return Swept(job.shape.name, tuple(done), tuple(rates))
 
 
+def trials(study: Study, job: ShapeJob, rates: Sequence[float]) -> list[Trial]:
+    """The runs of a job at some rates, on the data that it must have; seeds in the outer loop."""
+    return [
+        replace(study.trial(job.shape, rate, seed, job.tokens), data_hash=job.data.hash)
+        for seed in range(job.seeds) for rate in rates
+    ]  # fmt: skip
+
+
 class _Sweep:
     """The runs of a job, and how long they took."""
 
@@ -96,12 +104,8 @@ class _Sweep:
 
     def complete(self, rates: Sequence[float]) -> list[Record] | None:
         """The records of all seeds at some rates; None where the time is up, or it is too slow."""
-        study, job, found = self.study, self.job, []
-        trials = [
-            replace(study.trial(job.shape, rate, seed, job.tokens), data_hash=job.data.hash)
-            for seed in range(job.seeds) for rate in rates
-        ]  # fmt: skip
-        for group in groups(trials, len(rates), self.runner):
+        found: list[Record] = []
+        for group in groups(trials(self.study, self.job, rates), len(rates), self.runner):
             records = self._group(group)
             if records is None or self._too_slow():
                 return None
