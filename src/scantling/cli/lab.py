@@ -45,7 +45,7 @@ def listing(names: tuple[str, ...], as_json: bool) -> int:
     if as_json:
         rows = [{"name": e.name, "title": e.title, "page": e.page, "minutes": e.minutes,
                  "expected": e.study().expected, "sources": e.study().sources,
-                 "shapes": {p: [s.name for s in e.study(p).shapes] for p in PRESETS}}
+                 "shapes": {p: list(e.study(p).arms) for p in PRESETS}}
                 for e in chosen]  # fmt: skip
         show_json({"schema": 1, "experiments": rows})
         return 0
@@ -66,7 +66,7 @@ def _page(e: Any) -> Iterator[str]:
     study = e.study()
     yield f"{e.name}: {e.title}\n"
     yield e.page + "\n"
-    yield f"Shapes: {', '.join(s.name for s in study.shapes)}"
+    yield f"{'Shapes' if study.probed is None else 'Arms'}: {', '.join(study.arms)}"
     yield f"Expected: {study.expected}"
     yield f"Sources: {'; '.join(f'{one.title}, {one.where}' for one in map(source, study.sources))}"
     yield study.caveat + "\n"
@@ -105,7 +105,7 @@ def run(name: str, out: Path | None, **given: Any) -> int:
     from scantling.lab.study.answer import answer, planned, result_json
     from scantling.lab.study.training import Training
 
-    runner = Training(given["device"])
+    runner = Training(given["device"], models=FOLDER / "models")
     folder = out or FOLDER / own
     say = _say if not given["as_json"] else (lambda _: None)
     how = {k: given[k] for k in ("engine", "workers", "fresh")}

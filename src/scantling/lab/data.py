@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -75,6 +75,7 @@ class TextTask:
     token_bytes: Tensor | None = field(repr=False)
     bytes_per_token: float | None
     floor_bits_per_byte: float | None = None
+    asked: str
 
     @property
     def unique_tokens(self) -> float:
@@ -109,14 +110,15 @@ class TextTask:
 
         At most 65,536 tokens are judged, in windows spread evenly over the slice.
         """
+        return sums(model, self.judged(held), self.token_bytes)
+
+    def judged(self, held: str = "report") -> Iterator[tuple[Tensor, Tensor]]:
+        """Tokens and targets that a slice is judged on."""
         n = len(self.slices[held].starts)
         judged = min(n, max(1, JUDGED_TOKENS // self.context))
         spread = np.arange(judged) * n // judged
-        batches = (
-            self._cut(held, spread[i : i + self.batch_size])
-            for i in range(0, judged, self.batch_size)
-        )
-        return sums(model, batches, self.token_bytes)
+        for i in range(0, judged, self.batch_size):
+            yield self._cut(held, spread[i : i + self.batch_size])
 
 
 def task(
@@ -204,7 +206,8 @@ def of_corpus(text: Corpus, batch: int, context: int, tokenizer: str = "bytes") 
     tokens = {name: [encode(part) for part in parts[name]] for name in SHARES}
     n_train = sum(len(p) for p in tokens["train"])
     found = TextTask(
-        name=text.name, tokenizer=tokenizer, batch_size=batch, context=context,
+        name=text.name, asked=text.asked or text.name, tokenizer=tokenizer,
+        batch_size=batch, context=context,
         vocab_size=len(token_bytes_V), token_bytes=token_bytes_V,
         hash=hashlib.sha256(f"{text.hash} {tokenizer}".encode()).hexdigest(),
         slices={name: windows(p, context) for name, p in tokens.items()},
@@ -294,7 +297,8 @@ def _numbered(path: Path, batch: int, context: int, bytes_per_token: float | Non
         parts[name].append(tokens_N[start:end])
     known = None if bytes_per_token is None else torch.full((vocab_size,), bytes_per_token)
     found = TextTask(
-        name=path.name, tokenizer="numbers", batch_size=batch, context=context,
+        name=path.name, asked=str(path.absolute()), tokenizer="numbers",
+        batch_size=batch, context=context,
         vocab_size=vocab_size, hash=hashlib.sha256(data).hexdigest(), token_bytes=known,
         slices={name: windows(p, context) for name, p in parts.items()},
         bytes_per_token=bytes_per_token,

@@ -92,6 +92,15 @@ def load_weights(model: nn.Module, known: Mapping[str, Tensor]) -> None:
         t.copy_(spread_like(known[name].to(t.device), t))
 
 
+def fingerprint(model: nn.Module) -> str:
+    """A hash of all weights."""
+    found = hashlib.sha256()
+    for name, t in sorted(weights(model).items()):
+        found.update(name.encode())
+        found.update(t.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()[:16]
+
+
 def write(path: Path, data: bytes) -> None:
     """Write a file whole or not at all: a kill leaves the old one as it was."""
     part = path.with_name(f".{path.name}.part")
@@ -129,8 +138,14 @@ def saved(folder: Path) -> dict[str, Any] | None:
     return found
 
 
-def begin(folder: Path, settings: dict[str, Any], where: dict[str, Any]) -> str:
+def begin(folder: Path, settings: dict[str, Any], where: dict[str, Any], asked: str = "") -> str:
     """Make a folder for a run, or go on in one that holds the same run; a warning, if any.
+
+    Args:
+        folder: Of the run.
+        settings: All that decides the result; a folder of other ones is refused.
+        where: The machine.
+        asked: What its data is found again by, which decides nothing.
 
     Raises:
         FieldError: If it holds another run, or cannot be made.
@@ -143,7 +158,8 @@ def begin(folder: Path, settings: dict[str, Any], where: dict[str, Any]) -> str:
     except (OSError, ValueError) as error:
         raise FieldError("out", str(folder), f"cannot be used: {error}") from error
     if known is None:
-        text = json.dumps({"schema": 1, **settings, "machine": where}, indent=1, ensure_ascii=False)
+        told = {"schema": 1, **settings, "asked": asked, "machine": where}
+        text = json.dumps(told, indent=1, ensure_ascii=False)
         write(path, text.encode())
         return ""
     for name in sorted(settings, key=lambda n: n not in SAME):

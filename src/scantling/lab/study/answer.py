@@ -23,7 +23,15 @@ from scantling.lab.study.design import Shape, Study
 from scantling.lab.study.plan import Plan, cost, plan
 from scantling.lab.study.sweep import ShapeJob, Swept, run_shape
 from scantling.lab.study.trial import Data, Pace, Record, Runner, Trial
-from scantling.lab.study.verdict import Arm, Verdict, arm, headline, resolvable, spread, verdicts
+from scantling.lab.study.verdict import (
+    Arm,
+    Verdict,
+    arms_of,
+    headline,
+    resolvable,
+    spread,
+    verdicts,
+)
 
 Say = Callable[[str], None]
 Progress = Callable[[int, int], None]
@@ -90,7 +98,7 @@ def answer(
         slow = max((s.slow or 0.0 for s in swept.values()), default=0.0)
         if not slow or budget_s is None:
             break
-        found = _slower(study, found, slow, budget_s - (time.time() - begun))
+        found = _slower(study, runner, found, slow, budget_s - (time.time() - begun))
         say(f"this machine is {slow:.1f} times slower than when it was timed, planned anew")
         for line in found.lines(study):
             say(line)
@@ -121,7 +129,8 @@ def planned(
     if found is None or data is None or found.budget_s != budget_s:
         say(f"timing five steps of {len(study.shapes)} shapes")
         data = _data(study, runner)
-        found = plan(study, _paces(study, runner, engine, n), n, budget_s)
+        found = plan(study, _paces(study, runner, engine, n), n, budget_s,
+                     trained=lambda tokens: _trained(study, runner, tokens))  # fmt: skip
         store.write(folder / store.DATA, data)
         store.write(folder / store.PLAN, found)
     for line in found.lines(study):
@@ -129,13 +138,22 @@ def planned(
     return found, data, n
 
 
-def _slower(study: Study, old: Plan, slow: float, left_s: float) -> Plan:
+def _trained(study: Study, runner: Runner, tokens: int) -> bool:
+    """Whether the model of every seed is there."""
+    (shape,) = study.shapes
+    (rate,) = study.grid(shape, tokens)
+    trials = (study.trial(shape, rate, seed, tokens) for seed in range(study.seeds))
+    return all(runner.trained(trial) for trial in trials)
+
+
+def _slower(study: Study, runner: Runner, old: Plan, slow: float, left_s: float) -> Plan:
     """A plan for the time that is left at the pace that was seen; the smallest if none fits."""
     paces = {
         name: Pace(slow * p.start_s, slow * p.step_s, slow * p.judge_s, 0.0)
         for name, p in old.paces.items()
     }
-    found = plan(study, paces, old.workers, max(left_s, 1e-3), smallest=True)
+    found = plan(study, paces, old.workers, max(left_s, 1e-3), smallest=True,
+                 trained=lambda tokens: _trained(study, runner, tokens))  # fmt: skip
     return replace(found, budget_s=old.budget_s)
 
 
@@ -174,17 +192,21 @@ def _run(
 ) -> dict[str, Swept]:  # fmt: skip
     """Every shape of the plan, the longest first, or those before one that is too slow."""
     until = None if planned.budget_s is None else begun + OVER * planned.budget_s
-    jobs = [ShapeJob(s, data[s.name], planned.tokens, planned.seeds, str(folder), until,
-                     planned.paces[s.name], slack)
-            for s in study.shapes if s.name in planned.shapes]  # fmt: skip
+    seeds = [(0, planned.seeds)]
+    if study.probed is not None:  # one shape: its seeds are what workers can share
+        seeds = [(seed, 1) for seed in range(planned.seeds)]
+    jobs = [ShapeJob(s, data[s.name], planned.tokens, n, str(folder), until,
+                     planned.paces[s.name], slack, first)
+            for s in study.shapes if s.name in planned.shapes for first, n in seeds]  # fmt: skip
     jobs.sort(key=lambda j: -cost(study, j.shape, planned.paces[j.shape.name], j.tokens, j.seeds,
                                   extended=False))  # fmt: skip
     results = executor.run(run_shape, jobs, shared=(study, runner), engine=engine,
                            workers=workers, ahead=1, lost=_lost)  # fmt: skip
-    found = {}
+    found: dict[str, Swept] = {}
     with _watched(folder, planned.runs * study.rates.n, progress):
         for swept in results:
-            found[swept.shape] = swept
+            before = found.get(swept.shape)
+            found[swept.shape] = swept if before is None else before.joined(swept)
             for record in swept.records:  # those of another machine are not in the folder yet
                 if store.kept(folder, record.key) is None:
                     store.keep(folder, record)
@@ -224,7 +246,7 @@ def _judged(
     study: Study, planned: Plan, data: dict[str, Data], swept: Mapping[str, Swept], folder: Path,
     seconds: float,
 ) -> Answer:  # fmt: skip
-    arms = [arm(study, swept[name], data[name]) for name in planned.shapes]
+    arms = [one for name in planned.shapes for one in arms_of(study, swept[name], data[name])]
     found = verdicts(study, arms)
     clear = sum(v.kind != "unresolved" for v in found)
     records = tuple(r for s in swept.values() for r in s.records)
@@ -246,7 +268,7 @@ def result_json(found: Answer) -> dict[str, Any]:
     by_name = {s.name: s for s in found.study.shapes}
     shapes = []
     for one in found.arms:
-        shape = by_name[one.shape]
+        shape = by_name.get(one.shape, found.study.shapes[0])  # an arm of a trained model
         p = parameters(shape.spec)
         trial = found.study.trial(shape, 0.0, 0, found.plan.tokens)
         shapes.append({
@@ -256,7 +278,7 @@ def result_json(found: Answer) -> dict[str, Any]:
             "train_flops_per_token": float(
                 flops(shape.spec, 1, trial.context).train) / trial.context,
             "tokens": trial.steps * trial.batch * trial.context,
-            "seconds": sum(r.outcome.seconds for r in found.records if r.shape == one.shape),
+            "seconds": sum(r.outcome.seconds for r in found.records if r.shape == shape.name),
         })  # fmt: skip
     study = {f: getattr(found.study, f) for f in found.study.__struct_fields__ if f != "shapes"}
     return {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from msgspec import Struct
 
@@ -31,6 +31,8 @@ class Plan(Struct, frozen=True):
     budget_s: float | None = None
     shrunk: tuple[str, ...] = ()
     """What was given up, in sentences."""
+    known: bool = False
+    """Whether the models are trained already, and are only looked at."""
 
     @property
     def runs(self) -> int:
@@ -43,8 +45,12 @@ class Plan(Struct, frozen=True):
         grown = f", up to {n + extend} where the best lies at the edge" if extend else ""
         workers = f"{self.workers} {'worker' if self.workers == 1 else 'workers'}"
         rates = "one rate" if n == 1 else f"{n} rates"
+        what = f"{len(self.shapes)} shapes × {rates}{grown}"
+        if study.probed is not None:
+            known = "known models" if self.known else "one model"
+            what = f"{known} looked at in {len(study.probed.arms)} ways"
         first = (
-            f"{len(self.shapes)} shapes × {rates}{grown} × {self.seeds} seeds, "
+            f"{what} × {self.seeds} seeds, "
             f"{count_text(self.tokens)} tokens a run, {workers}: about "
             f"{minutes(self.expected_s)}, at most {minutes(self.most_s)}"
         )
@@ -85,7 +91,7 @@ def makespan(seconds: list[float], workers: int) -> float:
 
 def plan(
     study: Study, paces: Mapping[str, Pace], workers: int, budget_s: float | None = None,
-    *, smallest: bool = False,
+    *, smallest: bool = False, trained: Callable[[int], bool] = lambda _: False,
 ) -> Plan:  # fmt: skip
     """A study that fits a budget: fewer tokens first, then fewer shapes, then fewer seeds.
 
@@ -98,10 +104,16 @@ def plan(
         workers: Jobs at once; a job is a shape.
         budget_s: Seconds at most; None takes the study as it is.
         smallest: Whether the smallest study is taken where none fits.
+        trained: Whether all models of runs of so many tokens are known, where a study only looks
+            at trained models; it trains at the tokens that are asked for or a half, a quarter, …
+            of them, so that several such studies can share their models.
 
     Raises:
         FieldError: If not even the smallest study fits.
     """
+    if study.probed is not None:
+        return _plan_probed(study, paces[study.shapes[0].name], workers, budget_s, trained,
+                            smallest=smallest)  # fmt: skip
     least = min(study.least_tokens or study.tokens // 4, study.tokens)
     shapes, seeds = list(study.shapes), study.seeds
 
@@ -140,6 +152,38 @@ def plan(
     if likely(tokens) > room:
         tokens = max(largest(lambda n: likely(n) <= room, study.tokens), least)
     return found(tokens, _given_up(study, tokens, seeds, dropped))
+
+
+def _plan_probed(
+    study: Study, pace: Pace, workers: int, budget_s: float | None,
+    trained: Callable[[int], bool], *, smallest: bool,
+) -> Plan:  # fmt: skip
+    """The most tokens that fit, of those asked for and their halves; a job is a seed."""
+    shape = study.shapes[0]
+    least = min(study.least_tokens or study.tokens // 4, study.tokens)
+    tokens, seeds = study.tokens, study.seeds
+
+    def ends() -> float:
+        each = pace.once_s + pace.judge_s
+        if not trained(tokens):
+            each = cost(study, shape, pace, tokens, 1, extended=False)
+        return makespan([each] * seeds, workers)
+
+    while budget_s is not None and ends() > RESERVE * budget_s:
+        if tokens // 2 >= least:
+            tokens //= 2
+        elif seeds > LEAST_SEEDS:
+            seeds -= 1
+        elif smallest:
+            break
+        else:
+            need = ends() / RESERVE
+            raise FieldError("budget", minutes(budget_s), f"is too short: {seeds} models of "
+                             f"{count_text(tokens)} tokens take {minutes(need)}",
+                             f"give {minutes(need * 1.05)}")  # fmt: skip
+    told = tuple(_given_up(study, tokens, seeds, []))
+    return Plan(tokens, seeds, (shape.name,), workers, {shape.name: pace}, ends(), ends(),
+                budget_s, told, trained(tokens))  # fmt: skip
 
 
 def _given_up(study: Study, tokens: int, seeds: int, dropped: list[str]) -> list[str]:

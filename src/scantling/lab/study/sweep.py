@@ -28,6 +28,8 @@ class ShapeJob(Struct, frozen=True):
     pace: Pace | None = None
     slack: float = math.inf
     """Times longer than its pace that runs may take, before the study must be planned anew."""
+    first: int = 0
+    """The number of the first seed."""
 
 
 class Swept(Struct, frozen=True):
@@ -44,6 +46,12 @@ class Swept(Struct, frozen=True):
     lost: bool = False
     """Whether every worker that ran it died."""
 
+    def joined(self, other: Swept) -> Swept:
+        """Two jobs of one shape, each with its own seeds, as one."""
+        slow = max((s for s in (self.slow, other.slow) if s is not None), default=None)
+        return Swept(self.shape, self.records + other.records, self.rates,
+                     self.stopped or other.stopped, slow, self.lost or other.lost)  # fmt: skip
+
 
 def run_shape(shared: tuple[Study, Runner], job: ShapeJob) -> Swept:
     """Run a shape at every rate and seed that is not done yet.
@@ -57,7 +65,7 @@ def run_shape(shared: tuple[Study, Runner], job: ShapeJob) -> Swept:
     made: list[Record] = []
 
     def complete(asked: Sequence[float]) -> bool:
-        for seed in range(job.seeds):
+        for seed in range(job.first, job.first + job.seeds):
             for rate in asked:
                 found = _one(study, runner, job, rate, seed, made)
                 if found is None or slower(job, made) > job.slack:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import functools
+import hashlib
+import json
 import math
 import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scantling.lab.study.trial import Data, Outcome, Pace, Trial
+import msgspec
+
+from scantling.lab.study.trial import Data, Outcome, Pace, Trial, code_version
 
 if TYPE_CHECKING:
     from scantling.lab.data import Windows
@@ -31,18 +36,37 @@ class Training:
     Args:
         device: ``cpu`` or ``cuda``; a GPU where there is one, by default.
         threads: Of each process on a CPU.
+        models: Where models are kept that several studies look at; each is the folder of a run,
+            which ``lab probe`` and ``lab train --from`` take too. None keeps nothing.
     """
 
     name = "train"
 
-    def __init__(self, device: str | None = None, threads: int = 1) -> None:
+    def __init__(
+        self, device: str | None = None, threads: int = 1, models: Path | None = None
+    ) -> None:
         self.device, self.threads = device, threads
+        self.models = None if models is None else models.absolute()
+
+    def place(self, trial: Trial) -> Path | None:
+        """The folder of its model, by what the model depends on: not by what looks at it."""
+        if self.models is None or not trial.keep:
+            return None
+        one = task_of(trial.data, trial.batch, trial.context, trial.tokenizer)
+        told = msgspec.to_builtins(msgspec.structs.replace(trial, probe=None))
+        text = json.dumps([told, one.hash, code_version()], sort_keys=True)
+        return self.models / hashlib.sha256(text.encode()).hexdigest()[:24]
+
+    def trained(self, trial: Trial) -> bool:
+        """Whether its model is kept, trained to the end."""
+        place = self.place(trial)
+        return place is not None and (place / "result.jsonl").exists()
 
     def data(self, trial: Trial) -> Data:
         """The data's hash, and what a model without context would lose on it."""
         from scantling.lab.tasks import IGNORED
 
-        one = _task(trial.data, trial.batch, trial.context, trial.tokenizer)
+        one = task_of(trial.data, trial.batch, trial.context, trial.tokenizer)
         counts = Counter[int]()
         for step in range(UNIGRAM_BATCHES):
             counts.update(one.batch(step, 0)[1].flatten().tolist())
@@ -72,7 +96,8 @@ class Training:
         """Train, judge on both slices, probe."""
         begun = time.perf_counter()
         self._begin(trial)
-        found = self._train(trial, tokens=max(trial.tokens, trial.steps * self._step(trial)))
+        tokens = max(trial.tokens, trial.steps * self._step(trial))
+        found = self._train(trial, tokens=tokens, out=self.place(trial))
         row = found.row()
         if found.why:
             seconds = time.perf_counter() - begun
@@ -90,24 +115,24 @@ class Training:
 
         if self.device != "cuda":
             torch.set_num_threads(self.threads)
-        _task(trial.data, trial.batch, trial.context, trial.tokenizer)
+        task_of(trial.data, trial.batch, trial.context, trial.tokenizer)
 
     def _step(self, trial: Trial) -> int:
-        one = _task(trial.data, trial.batch, trial.context, trial.tokenizer)
+        one = task_of(trial.data, trial.batch, trial.context, trial.tokenizer)
         return int(one.batch_size * one.context)
 
-    def _train(self, trial: Trial, **length: Any) -> Any:
+    def _train(self, trial: Trial, **more: Any) -> Any:
         from scantling.lab.train import TrainingRun, train
 
         return train(TrainingRun(
             spec=trial.spec, lr=trial.rate, schedule=trial.schedule, optimizer=trial.optimizer,
             seed=trial.seed, param=trial.param, device=self.device,
-            data=_task(trial.data, trial.batch, trial.context, trial.tokenizer), **length,
+            data=task_of(trial.data, trial.batch, trial.context, trial.tokenizer), **more,
         ))  # fmt: skip
 
 
-@functools.lru_cache(4)
-def _task(data: str, batch: int, context: int, tokenizer: str) -> Any:
+@functools.lru_cache(8)
+def task_of(data: str, batch: int, context: int, tokenizer: str) -> Any:
     """A task, kept: cutting a corpus into tokens takes longer than a small run.
 
     The length of a generated task follows from its knobs.
