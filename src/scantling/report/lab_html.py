@@ -32,18 +32,23 @@ def page(found: dict[str, Any]) -> str:
         if title == "What was found":
             body += figure(found) + _table(found)
         sections.append(f"<h2>{escape(title)}</h2>{body}")
+    return document(study["name"], found["headline"], "".join(sections))
+
+
+def document(name: str, headline: str, sections: str) -> str:
+    """A page with its answer on top."""
     return f"""<!doctype html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{escape(study["name"])}: {escape(found["headline"])}</title>
+<title>{escape(name)}: {escape(headline)}</title>
 <style>{STYLE}</style>
 </head>
 <body>
-<h1>{escape(study["name"])}</h1>
-<p class="answer">{escape(found["headline"])}</p>
-{"".join(sections)}
+<h1>{escape(name)}</h1>
+<p class="answer">{escape(headline)}</p>
+{sections}
 </body>
 </html>
 """

@@ -130,7 +130,8 @@ class Study(Struct, frozen=True):
     @property
     def hash(self) -> str:
         """Of the whole design: a folder holds runs of one study."""
-        told = json.dumps(msgspec.to_builtins(self), sort_keys=True)
+        same = msgspec.json.decode(msgspec.json.encode(self), type=Study)  # 2 is 2.0 once read back
+        told = json.dumps(msgspec.to_builtins(same), sort_keys=True)
         return hashlib.sha256(told.encode()).hexdigest()[:16]
 
     def check(self) -> Study:

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from scantling.catalog import load
 from scantling.errors import FieldError, ScantlingError, nearest
 from scantling.lab.match import iso
-from scantling.lab.scaled import scaled
+from scantling.lab.scaled import BODY, scaled
 from scantling.lab.study.design import Measure, Rates, Shape, Study
 from scantling.spec import check, vary
 from scantling.units import parse_count
@@ -27,8 +27,12 @@ KEYS = (*TEXTS, *COUNTS, "measure", "solved", "rates", "iso", "scale", "shapes")
 SHAPE_KEYS = ("model", "name", "set", "param", "rate", "tokenizer")
 
 
-def read_study(path: Path) -> Study:
+def read_study(path: Path, times: int = 1) -> Study:
     """A study from a file.
+
+    Args:
+        path: Of the file.
+        times: How many times larger ``[iso]`` or ``[scale]`` make the shapes than it says.
 
     Shapes are those of ``[iso]`` (``n_layer`` and one quantity), or models listed under
     ``[[shapes]]``: a name of the catalogue or a config beside the file. ``[scale]`` makes them
@@ -58,10 +62,12 @@ def read_study(path: Path) -> Study:
     if name not in MEASURES:
         raise FieldError("measure", name, "is not known", f"use {', '.join(MEASURES)}")
     fields["measure"] = replace(MEASURES[name], solved=told.get("solved"))
-    return Study(shapes=_shapes(told, path, fields), **fields).check()
+    return Study(shapes=_shapes(told, path, fields, times), **fields).check()
 
 
-def _shapes(told: dict[str, Any], path: Path, fields: dict[str, Any]) -> tuple[Shape, ...]:
+def _shapes(
+    told: dict[str, Any], path: Path, fields: dict[str, Any], times: int
+) -> tuple[Shape, ...]:
     if ("iso" in told) == ("shapes" in told):
         raise FieldError("study", str(path), "must have either [iso] or [[shapes]]")
     if "iso" in told:
@@ -71,15 +77,22 @@ def _shapes(told: dict[str, Any], path: Path, fields: dict[str, Any]) -> tuple[S
             raise FieldError("iso.n_layer", given.get("n_layer"), "must list depths",
                              "n_layer = [2, 4, 8]")  # fmt: skip
         wanted: dict[str, Any] = {
-            k: _count(given[k], f"iso.{k}") for k in ("body", "params", "flops") if k in given
+            k: times * _count(given[k], f"iso.{k}")
+            for k in ("body", "params", "flops")
+            if k in given
         }
         other = {k: given[k] for k in ("time", "chip") if k in given}
+        if "time" in other:
+            other["time"] *= times
         return iso(given["n_layer"], context=fields.get("context", 64), **wanted, **other)
     shapes = tuple(_shape(one, path.parent) for one in told["shapes"])
     if "scale" in told:
         given = _table(told, "scale")
         _known(given, ("body", "n_layer", "vocab_size"), "scale.")
-        return scaled(shapes, **{k: _count(v, f"scale.{k}") for k, v in given.items()})
+        counts = {k: _count(v, f"scale.{k}") for k, v in given.items()}
+        return scaled(shapes, **counts | {"body": times * counts.get("body", BODY)})
+    if times > 1:
+        raise FieldError("--ladder", str(path), "has shapes of one size", "give [iso] or [scale]")
     return shapes
 
 
