@@ -292,3 +292,14 @@ def test_depths_and_feed_forwards_have_sizes_and_others_say_so():
         FieldError, match=r"--ladder gradient-norms has one size; use .*depth-width"
     ):
         EXPERIMENTS["gradient-norms"].study("quick", 4)
+
+
+def test_a_budget_too_short_for_a_size_is_told_before_anything_is_run(tmp_path):
+    log = tmp_path / "log"
+    with pytest.raises(FieldError) as caught:
+        climb(studies(), Sized({}, step_s=0.1, log=log), tmp_path / "l", engine="here",
+              budget_s=30.0)  # fmt: skip
+    assert str(caught.value).startswith(
+        "budget 30 s is 10 s for each of 3 sizes, and at ×1 that is too short: two shapes at 3 "
+    )
+    assert not log.exists()

@@ -11,9 +11,11 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Struct
 
+from scantling.errors import FieldError
 from scantling.lab.study import store
 from scantling.lab.study.answer import Progress, Say, answer, planned, result_json
 from scantling.lab.study.design import Study
+from scantling.lab.study.plan import minutes
 from scantling.lab.study.trial import Runner
 from scantling.units import count_text
 
@@ -95,7 +97,14 @@ def climb(
     how: dict[str, Any] = {"budget_s": each_s, "engine": engine, "workers": workers}
     for times, study in studies.items():
         say(f"×{times}:")
-        planned(study, runner, folder / f"x{times}", fresh=fresh, say=say, **how)
+        try:
+            planned(study, runner, folder / f"x{times}", fresh=fresh, say=say, **how)
+        except FieldError as error:
+            if budget_s is None or error.path != "budget":
+                raise
+            raise FieldError("budget", minutes(budget_s), f"is {minutes(each_s or 0)} for each of "
+                             f"{len(studies)} sizes, and at ×{times} that {error.rule}",
+                             "give more, or fewer shapes")  from error  # fmt: skip
     if only_plan:
         return None
     rungs = []
