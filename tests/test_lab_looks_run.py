@@ -14,8 +14,10 @@ pytest.importorskip("torch", reason="needs the extra lab")
 
 import torch
 
+from scantling.lab import examine
 from scantling.lab.interventions import DropLayers, MaskHeads, applied
 from scantling.lab.model import Decoder
+from scantling.lab.study import training
 from scantling.lab.study.training import Training, task_of
 
 torch.set_num_threads(1)
@@ -25,12 +27,14 @@ LOOKS = ["layer-removal", "head-pruning", "ffn-svd", "rope-scaling"]
 
 @pytest.fixture(autouse=True)
 def _short(monkeypatch):
-    """Lengths that a small text has."""
+    """Lengths that a small text has, and no time for timing."""
     monkeypatch.setattr(rope_scaling, "CONTEXT", 16)
+    monkeypatch.setattr(examine, "ROUNDS", 1)
+    monkeypatch.setattr(training, "TIMED_S", 0.0)
 
 
 def looked(name):
-    """What a probe tells of a new model, by arm and measure; the model; its task."""
+    """What a probe tells of a new model, by arm and measure; the model, its task, the trial."""
     study = replace(EXPERIMENTS[name].study(), data=SMALL, context=16, tokens=1024)
     trial = study.trial(study.shapes[0], 1e-3, 0, study.tokens)
     model = Decoder(trial.spec, seed=1)
@@ -46,11 +50,11 @@ def looked(name):
     arms = {a: {m.name: found[Probed.key(a, m.name)] for m in (study.measure, *study.also)}
             for a in study.arms}  # fmt: skip
     assert len(found) >= sum(map(len, arms.values()))
-    return arms, model, task
+    return arms, model, task, trial
 
 
 def test_a_layer_that_is_removed_is_the_one_that_is_named():
-    arms, model, task = looked("layer-removal")
+    arms, model, task, _ = looked("layer-removal")
     with applied(model, DropLayers((2, 3, 4))):
         assert arms["without 2 to 4"]["loss"] == pytest.approx(task.evaluate(model)["loss"])
     assert arms["as trained"]["angle"] == 0
@@ -60,13 +64,8 @@ def test_a_layer_that_is_removed_is_the_one_that_is_named():
 
 
 def test_heads_go_by_their_sensitivity_and_what_is_built_has_fewer():
-    arms, model, task = looked("head-pruning")
-    trial = (
-        EXPERIMENTS["head-pruning"]
-        .study()
-        .trial(EXPERIMENTS["head-pruning"].study().shapes[0], 1e-3, 0, 1024)
-    )
-    ranked = head_pruning.by_sensitivity(model, task, replace(trial, context=16, data=SMALL))
+    arms, model, task, trial = looked("head-pruning")
+    ranked = head_pruning.by_sensitivity(model, task, trial)
     assert len(set(ranked)) == 24
     with applied(model, MaskHeads(tuple(ranked[-12:]))):
         assert arms["50 % most sensitive"]["loss"] == pytest.approx(task.evaluate(model)["loss"])
@@ -77,7 +76,7 @@ def test_heads_go_by_their_sensitivity_and_what_is_built_has_fewer():
 
 
 def test_full_rank_loses_nothing_and_break_even_is_where_numbers_are_equal():
-    arms, _, _ = looked("ffn-svd")
+    arms, *_ = looked("ffn-svd")
     assert arms["rank 64"]["loss"] == pytest.approx(arms["as trained"]["loss"], abs=1e-4)
     assert arms["rank 64"]["share"] == pytest.approx(1.372, abs=1e-3)
     assert ffn_svd.break_even(64, 172) == pytest.approx(46.64, abs=0.01)
@@ -86,7 +85,7 @@ def test_full_rank_loses_nothing_and_break_even_is_where_numbers_are_equal():
 
 
 def test_at_the_trained_length_nothing_is_stretched_by_length_nor_by_dynamic():
-    arms, _, _ = looked("rope-scaling")
+    arms, *_ = looked("rope-scaling")
     assert len(arms) == 8
     plain = arms["none"]
     for name in ("dynamic NTK", "linear, factor by length", "YaRN, factor by length"):
@@ -123,7 +122,7 @@ def test_experiments_train_their_models_once(tmp_path):
 def test_the_command_answers_reports_and_draws(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     ran = CliRunner().invoke(group, [
-        "lab", "run", "ffn-svd", "--data", SMALL, "--tokens", "60000", "--engine", "here",
+        "lab", "run", "ffn-svd", "--data", SMALL, "--tokens", "24000", "--engine", "here",
         "--device", "cpu",
     ])  # fmt: skip
     assert ran.exit_code in {0, 1}, ran.output

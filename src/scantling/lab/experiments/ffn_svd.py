@@ -51,8 +51,9 @@ def ffn_svd(preset: Preset) -> Study:
         probe="probe",
         also=(Measure("share", "numbers against whole"), *BUILT),
         expected=(
-            f"Break-even is rank {even:.1f}. Three quarters of the full rank lose almost nothing "
-            "and save nothing; at half of it the loss is small, at a quarter large."
+            f"Break-even is rank {even:.1f}. Three quarters of the full rank lose little and save "
+            "nothing; at a quarter the loss is large. Where between them it begins to rise differs "
+            "by data and recipe."
         ),
         sources=("eckart1936",),
         caveat=(

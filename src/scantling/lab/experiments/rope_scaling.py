@@ -36,7 +36,7 @@ def rope_scaling(preset: Preset) -> Study:
     """
     lengths = (1, *LONGER)
     pairs = (("NTK", NONE), ("YaRN", NONE), ("dynamic NTK", NONE), (NONE, "linear"),
-             ("YaRN", "NTK"), ("NTK", "dynamic NTK"))  # fmt: skip
+             ("YaRN", "NTK"), ("dynamic NTK", "NTK"))  # fmt: skip
     return looked_at(
         preset, "rope-scaling",
         f"Beyond {CONTEXT} tokens, which stretching of rotary positions loses least, untuned?",
@@ -46,9 +46,10 @@ def rope_scaling(preset: Preset) -> Study:
         also=tuple(Measure(f"x{n}", f"at {n * CONTEXT}") for n in lengths),
         expected=(
             "Without tuning, NTK and YaRN hold far better than no stretching, and linear "
-            "interpolation is worse than none. YaRN over NTK is published for large models. "
-            "Dynamic NTK grows its factor faster than the length (factor f at length s M: "
-            "f s − f + 1), so at a large f it stretches too far."
+            "interpolation is worse than none. YaRN over NTK is published for large models, "
+            "dynamic over one setting for windows shorter than the longest. Dynamic NTK grows its "
+            "factor faster than the length: at n times the trained one, factor f becomes "
+            "f n - f + 1."
         ),
         sources=("yarn2023", "positional-interpolation2023"),
         caveat=(
