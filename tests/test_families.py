@@ -3,6 +3,7 @@
 import functools
 import itertools
 import json
+import math
 import random
 
 import moocore
@@ -14,7 +15,7 @@ from scantling import catalog
 from scantling.costs.cache import kv_cache
 from scantling.costs.count import attention_parameters, mlp_parameters, parameters
 from scantling.costs.deployment import cuts, valid_tp
-from scantling.costs.runtimes import runtime, runtimes
+from scantling.costs.runtimes import runtime
 from scantling.errors import FieldError
 from scantling.formats import hf
 from scantling.hardware import chip
@@ -371,6 +372,25 @@ def test_the_front_of_a_family_is_the_same_for_any_size_of_chunk(kind, size):
     assert (parts.feasible, parts.removed) == (whole.feasible, whole.removed)
 
 
+@pytest.mark.parametrize("kind", ["experts", "latent with experts"])
+def test_mixtures_far_from_their_active_size_are_left_out_and_nothing_else_changes(kind):
+    b = budget(**KINDS[kind])
+    found, every = sweep(space(b), b), sweep(space(b), b, far=math.inf)
+    assert np.array_equal(found.rows, every.rows)
+    assert (found.feasible, found.evaluated) == (every.feasible, every.evaluated)
+    active = next(name for name in found.removed if name.startswith("active"))
+    assert found.removed[active] == every.removed[active]
+    other = next(name for name in found.removed if name.startswith("active_width"))
+    assert found.removed[other] < every.removed[other]  # of those left out nobody asks
+
+
+def test_an_active_size_that_no_mixture_is_near_still_has_closest_shapes():
+    b = budget(params="30B", active="29B")
+    found = sweep(space(b), b)
+    assert not found.feasible
+    assert found.closest
+
+
 # ---------------------------------------------------------------- axes
 
 
@@ -604,7 +624,9 @@ def test_a_schedule_that_makes_no_sense_is_one_line(given, says):
 # ---------------------------------------------------------------- legality
 
 
-@pytest.mark.parametrize("name", sorted(runtimes()))
+@pytest.mark.parametrize(
+    "name", ["llama.cpp", "sglang", "tensorrt-llm", "transformers", "vllm", "megatron"]
+)
 @pytest.mark.parametrize("kind", [{"params": 7 * 10**9}, {"params": 7 * 10**9, "mixer": "mla"}])
 def test_every_shape_runs_on_the_runtime_that_was_named(name, kind):
     front = design(**kind, runtime=name, baselines=())
@@ -619,7 +641,8 @@ def test_a_runtime_refuses_heads_its_kernels_have_not():
     assert runtime("tensorrt-llm").takes(place, 192, 192)
     assert not runtime("llama.cpp").takes(place, 192, 192)
     assert not runtime("tensorrt-llm").takes(place, 72, 72)
-    assert not runtime("vllm").takes(place, 72, 72)
+    assert not runtime("flashinfer").takes(place, 72, 72)
+    assert runtime("vllm").takes(place, 72, 72)  # 0.33: FlashAttention's multiples of 8
     wide = design(params=7 * 10**9, runtime="llama.cpp", baselines=(), fixed={"d_head": 192})
     assert not wide.feasible
 

@@ -10,10 +10,19 @@ from moocore import hypervolume
 
 from scantling import catalog, plan, serve
 from scantling.costs.count import flops
+from scantling.costs.parallel import problems
 from scantling.errors import FieldError, UnknownNameError
 from scantling.hardware import chip
 from scantling.laws import law
-from scantling.search import Range, budget, design, front_json, infeasible
+from scantling.search import (
+    Range,
+    budget,
+    chosen,
+    design,
+    front_json,
+    infeasible,
+    planned,
+)
 from scantling.search.choice import equal_groups
 from scantling.search.forms import count, forms
 from scantling.search.front import epsilons, non_dominated
@@ -116,6 +125,42 @@ def test_training_days_and_memory_are_those_of_plan_with_the_same_plan():
     assert trial.plan.n_micro_batch == mine.n_micro_batch
     assert float(costs.training_days) == pytest.approx(float(found.bill.days.value_s), rel=1e-6)
     assert float(costs.memory_bytes) == pytest.approx(trial.bytes, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [({"tp": 3, "gpus": 8}, "tp 3 must divide gpus 8; use 2 or 4"),
+     ({"pp": 3, "gpus": 8}, "pp 3 must divide gpus 8; use 2 or 4"),
+     ({"tp": 8, "pp": 2, "gpus": 8}, "tp 8 must divide the 4 gpus of a stage (8 over pp 2); use 4"),
+     ({"ep": 16, "gpus": 8, "active": "1B"}, "ep 16 must divide gpus 8; use 8"),
+     ({"tp": 3}, "tp 3 must divide the context 8192 in training; use 2 or 4")],
+)  # fmt: skip
+def test_a_split_that_cannot_be_is_refused(given, told):
+    """Ranks are tp × pp × dp, and the ranks of a stage spread the experts (Megatron-LM)."""
+    with pytest.raises(FieldError) as error:
+        budget(params="7B", **given)
+    assert str(error.value) == told
+
+
+def test_degrees_without_chips_are_given_enough_whole_nodes():
+    assert budget(params="7B", pp=4, ep=16, active="1B").n_gpu == 64
+    assert budget(params="7B", tp=3, train_context=6144).n_gpu == 24
+    assert budget(params="7B", tp=4).n_gpu == 8
+
+
+@pytest.mark.parametrize("given", [
+    {"tp": 4}, {"tp": 1}, {"tp": 2, "pp": 2}, {"tp": 8, "ep": 8, "active": "1B"},
+    {"tp": 3, "gpus": 24, "train_context": 6144}, {"tp": 1, "train_context": 6000},
+])  # fmt: skip
+def test_the_plan_of_a_choice_keeps_every_degree_given(given):
+    b = budget(params="7B", tokens="1T", **{"gpus": 64, **given})
+    c = chosen(b)
+    found = planned(c.spec, b, float(c.features.tokens))
+    degrees = {name: given[name] for name in ("tp", "pp", "ep") if name in given}
+    assert {name: getattr(found.choice.plan, name) for name in degrees} == degrees
+    (plain,) = training_plans(b)
+    assert {name: getattr(plain, name) for name in degrees} == degrees
+    assert not problems(c.spec, plain, found.question.cluster, b.train_context)
 
 
 def test_a_limit_on_memory_takes_the_fastest_plan_within_it():

@@ -214,7 +214,13 @@ def read_depths(given: dict[str, Any]) -> tuple[int, ...] | None:
     """The depths to price; empty is a ladder of them, None none."""
     if given["no_depths"] and given["depths"] is not None:
         raise FieldError("--depths", given["depths"], "contradicts --no-depths")
-    return None if given["no_depths"] else parsed(given["depths"], "--depths")
+    from scantling.search.budget import LARGEST_DEPTH
+
+    found = parsed(given["depths"], "--depths")
+    for n in found:
+        if n > LARGEST_DEPTH:
+            raise FieldError("--depths", n, f"must be at most {LARGEST_DEPTH:,}")
+    return None if given["no_depths"] else found
 
 
 def parsed(text: str | None, option: str) -> tuple[int, ...]:

@@ -209,12 +209,29 @@ def of_corpus(text: Corpus, batch: int, context: int, tokenizer: str = "bytes") 
         name=text.name, asked=text.asked or text.name, tokenizer=tokenizer,
         batch_size=batch, context=context,
         vocab_size=len(token_bytes_V), token_bytes=token_bytes_V,
-        hash=hashlib.sha256(f"{text.hash} {tokenizer}".encode()).hexdigest(),
+        hash=_hash(text, tokenizer),
         slices={name: windows(p, context) for name, p in tokens.items()},
         bytes_per_token=sum(map(len, parts["train"])) / max(n_train, 1),
         floor_bits_per_byte=text.floor_bits_per_byte,
     )  # fmt: skip
     return _long_enough(found, n_train)
+
+
+def _hash(text: Corpus, tokenizer: str) -> str:
+    return hashlib.sha256(f"{text.hash} {tokenizer}".encode()).hexdigest()
+
+
+def text_hash(data: str, tokenizer: str = "bytes") -> str | None:
+    """The hash of a task of a text, which is not cut into tokens for it; None of other data.
+
+    Example:
+        >>> text_hash("grammar:n_bytes=100000") == task("grammar:n_bytes=100000").hash
+        True
+    """
+    name, knobs = _asked(data)
+    if name in TASKS or name.lower().endswith(".bin"):
+        return None
+    return _hash(corpus(name, **knobs), tokenizer)
 
 
 def _long_enough(one: TextTask, n_train: int) -> TextTask:

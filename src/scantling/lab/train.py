@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from scantling.calibrate.timing import clock
 from scantling.costs.train import Estimate
 from scantling.errors import FieldError
-from scantling.lab import run_folder
+from scantling.lab import run_folder, whole_file
 from scantling.lab.distributed import World, spread, world
 from scantling.lab.expected import check_memory, chip_of, step_seconds
 from scantling.lab.model import Decoder
@@ -59,8 +59,9 @@ def train(run: TrainingRun, on_step: Callable[[Record], None] | None = None) -> 
     """
     among = world(run.device)
     run = run.checked()
-    if run.task.batch_size < among.size:
-        raise FieldError("batch", run.task.batch_size, f"is fewer than {among.size} processes")
+    if run.task.batch_size % among.size:  # else some would wait for passes that others never make
+        raise FieldError("batch", run.task.batch_size, f"must be a multiple of {among.size}, the "
+                         "number of processes")  # fmt: skip
     dtype = dtype_of(run, among.device)
     check_memory(run.spec, run.micro_batch or run.task.batch_size, run.task.context, dtype,
                  among.device)  # fmt: skip
@@ -166,7 +167,7 @@ class _Training:
         )  # fmt: skip
         if self.run.folder is not None and self.among.first:
             row = run_folder.line(found.row())
-            run_folder.write(self.run.folder / "result.jsonl", row.encode())
+            whole_file.write(self.run.folder / "result.jsonl", row.encode())
         return found
 
     def _interval(self, end: int) -> None:

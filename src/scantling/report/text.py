@@ -330,6 +330,8 @@ def _lines(a: Analysis) -> list[tuple[str, str, str]]:
     ]  # fmt: skip
     found += _cache_lines(a)
     found.append(("weights", bytes_text(a.weights_bytes), w.dtype))
+    if a.released is not None and a.released_bytes is not None:
+        found.append(("  as released", bytes_text(a.released_bytes), a.released.name))
     return found
 
 

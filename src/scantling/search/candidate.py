@@ -22,6 +22,7 @@ from scantling.laws import (
 )
 from scantling.laws.hyperparameters import hyperparameters
 from scantling.quantity import Quantity
+from scantling.rules import Setting, Subject, lint
 from scantling.search.budget import Budget
 from scantling.search.objectives import Costs, serving, training_plans
 from scantling.search.peers import width_ratios
@@ -290,21 +291,31 @@ def findings(c: Candidate) -> list[dict[str, str]]:
             f"serving takes up to {bytes_text(float(held))} of a chip ({weights} of weights), an "
             f"engine may fill {bytes_text(s.room_bytes)} of {s.split.n_gpu} × {s.chip.key}: the "
             f"time per token is a lower bound")  # fmt: skip
-    return found + shape_findings(c.dims(), c.features)
+    found += rule_findings(c.spec, c.budget.train_context)
+    return found + axis_findings(c.dims(), c.features)
 
 
-def shape_findings(dims: dict[str, int], features: Features) -> list[dict[str, str]]:
-    """Alignment, axes on or outside the bounds of their evidence, what loss does not see."""
+def rule_findings(spec: Spec, context: int) -> list[dict[str, str]]:
+    """What the rules of lint say of a shape, wherever it will run.
+
+    Example:
+        >>> from scantling import catalog
+        >>> from scantling.spec import vary
+        >>> [f["code"] for f in rule_findings(vary(catalog.model("llama-3.1-8b"), d_ff=14368), 8)]
+        ['SC302']
+    """
+    report = lint(Subject(name="spec", setting=Setting(context=context), spec=spec))
+    return [{"code": f.code, "level": f.level, "field": f.field, "message": f.message}
+            for f in report.findings]  # fmt: skip
+
+
+def axis_findings(dims: dict[str, int], features: Features) -> list[dict[str, str]]:
+    """Axes on or outside the bounds of their evidence, and what loss does not see."""
     found: list[dict[str, str]] = []
 
     def add(code: str, level: str, field: str, message: str) -> None:
         found.append({"code": code, "level": level, "field": field, "message": message})
 
-    for field, step in (("d_model", 64), ("d_ff", 64), ("vocab_size", 64)):
-        size = dims.get(field)
-        if size is not None and size % step:
-            add("ALIGN", "warning", field,
-                f"{field} {size} is no multiple of {step}: tensor cores pad it")  # fmt: skip
     for key, limit in bounds().items():
         value, field = axis_value(dims, features, key), limit.field
         if value is None or (key == "attention_width_ratio" and "kv_rank" in dims):

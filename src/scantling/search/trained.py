@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from scantling.costs.estimate import DAY_S, NODE, TOKENS_PER_MICRO_BATCH
+from scantling.costs.estimate import DAY_S, NODE
 from scantling.search.budget import Budget
 from scantling.search.objectives import training_plans
 from scantling.search.plan_question import question
@@ -33,9 +33,9 @@ def planned(spec: Spec, b: Budget, tokens: float) -> Plans:
         >>> planned(catalog.model("llama-3.1-8b"), b, 1e12).fits
         True
     """
+    degrees = {name: getattr(b, name) for name in b.degrees}
     plain = training_plans(b)[0]
-    degrees = {name: n for name in ("tp", "pp", "ep") if (n := getattr(plain, name)) > 1}
-    sequences = max(b.n_gpu, TOKENS_PER_MICRO_BATCH * b.n_gpu // b.train_context)
+    sequences = plain.global_batch
     return answer(question(
         spec, gpu=b.chip, gpus=b.n_gpu, gpus_per_node=min(NODE, b.n_gpu), dtype=b.dtype,
         tokens=max(1, round(tokens)), context=b.train_context, batch=f"{sequences}seqs",

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Literal
+import math
+from typing import Literal, get_args
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
-from scantling.errors import FieldError
+from scantling.errors import FieldError, UnknownNameError
+from scantling.lab import stats
+from scantling.lab.corpus import GENERATED
 from scantling.lab.study.trial import Param, Trial
+from scantling.lab.torch_needed import need_torch
 from scantling.spec import Spec
 
 LEAST_SEEDS = 3
@@ -128,6 +133,17 @@ class Study(Struct, frozen=True):
         return [float(f"{rate:.3g}") for rate in self.rates.grid(middle)]
 
     @property
+    def pairs(self) -> int:
+        """Comparisons it makes."""
+        return math.comb(len(self.shapes), 2)
+
+    @property
+    def least_seeds(self) -> int:
+        """Seeds below which it can say nothing: shares of solved ones need more than means."""
+        shares = self.measure.solved is not None
+        return max(LEAST_SEEDS, stats.least_for_shares(self.pairs) if shares else 0)
+
+    @property
     def hash(self) -> str:
         """Of the whole design: a folder holds runs of one study."""
         same = msgspec.json.decode(msgspec.json.encode(self), type=Study)  # 2 is 2.0 once read back
@@ -135,12 +151,15 @@ class Study(Struct, frozen=True):
         return hashlib.sha256(told.encode()).hexdigest()[:16]
 
     def check(self) -> Study:
-        """The study, if it can be answered.
+        """The study with the context of its data, if it can be answered.
 
         Raises:
-            FieldError: If it has fewer than two shapes, fewer than three seeds, or two shapes of
-                one name.
+            FieldError: If it has fewer than two shapes, fewer than three seeds, two shapes of one
+                name, or a measure that says nothing of them.
         """
+        own = context_of(self.data)
+        if own not in {None, self.context}:
+            return replace(self, context=own).check()
         if self.probed is not None:
             self._check_probed(self.probed)
         names = [s.name for s in self.shapes if self.probed is None] or list(self.arms)
@@ -149,11 +168,22 @@ class Study(Struct, frozen=True):
         if len(set(names)) < len(names):
             twice = next(n for n in names if names.count(n) > 1)
             raise FieldError("shapes", twice, "is the name of two shapes")
+        tokenizers = {s.tokenizer or self.tokenizer for s in self.shapes}
+        if len(tokenizers) > 1 and self.measure.name == "loss":
+            raise FieldError("measure", "loss", "is nats a token, and tokens of "
+                             f"{' and '.join(sorted(tokenizers))} differ",
+                             "use bits_per_byte")  # fmt: skip
+        if self.measure.solved is not None and self.measure.better == "lower":
+            raise FieldError("solved", self.measure.solved, "counts values from there on, but "
+                             f"lower {self.measure.name} is better", "use accuracy")  # fmt: skip
         if self.seeds < LEAST_SEEDS:
             raise FieldError("seeds", self.seeds, "are too few for an interval",
                              f"at least {LEAST_SEEDS}")  # fmt: skip
-        if self.rates.n < 1 or self.rates.step <= 1:
-            raise FieldError("rates", self.rates.n, "must be at least 1, a factor above 1 apart")
+        if self.seeds < self.least_seeds:
+            raise FieldError("seeds", self.seeds, "are too few: not even all solved against none "
+                             f"would differ over {self.pairs} pair(s)",
+                             f"at least {self.least_seeds}")  # fmt: skip
+        self._check_rates()
         if self.tokens < self.batch * self.context:
             raise FieldError("tokens", self.tokens, "are less than one batch of "
                              f"{self.batch * self.context:,}")  # fmt: skip
@@ -170,6 +200,32 @@ class Study(Struct, frozen=True):
                              "model is looked at in several ways")  # fmt: skip
         assert self.probe is not None, "someone measures the arms"
         assert {a for pair in probed.pairs for a in pair} <= set(probed.arms), probed.pairs
+
+    def _check_rates(self) -> None:
+        rates = self.rates
+        if rates.n < 1 or not 1 < rates.step < math.inf:
+            raise FieldError("rates", rates.n, "must be at least 1, a factor above 1 apart")
+        if rates.extend < 0:
+            raise FieldError("rates.extend", rates.extend, "must not be below 0")
+        for s in self.shapes:
+            if s.param not in get_args(Param):
+                raise UnknownNameError("param", s.param, get_args(Param))
+            if s.rate is not None and not 0 < s.rate < math.inf:
+                raise FieldError("rate", s.rate, "must be above 0 and finite")
+
+
+def context_of(data: str) -> int | None:
+    """Tokens of a sequence of a generated task; None of a text, which can be cut anyhow.
+
+    Raises:
+        FieldError: If there is no such task, or no torch to make it.
+    """
+    if data.partition(":")[0] not in GENERATED:
+        return None
+    need_torch()
+    from scantling.lab.data import task
+
+    return task(data).context
 
 
 def centre(shape: Shape, steps: int) -> float:

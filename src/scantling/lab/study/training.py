@@ -7,16 +7,19 @@ import hashlib
 import json
 import math
 import time
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from importlib import import_module
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from scantling.lab.study.trial import Data, Outcome, Pace, Trial, code_version
+from scantling.errors import FieldError
+from scantling.lab.study.trial import Data, Outcome, Pace, Trial
+from scantling.lab.version import code_version
 
 if TYPE_CHECKING:
     from scantling.lab.data import Windows
@@ -27,7 +30,6 @@ comes in bursts longer than a step."""
 JUDGED = {"choose": 2**14, "report": 2**15}
 """Tokens that slices of a text are judged on: the same ones for all runs, so that what chance put
 in them is in no difference. Judging all of a slice would take as long as a small run."""
-UNIGRAM_BATCHES = 16
 
 
 class Training:
@@ -40,8 +42,6 @@ class Training:
             which ``lab probe`` and ``lab train --from`` take too. None keeps nothing.
     """
 
-    name = "train"
-
     def __init__(
         self, device: str | None = None, threads: int = 1, models: Path | None = None
     ) -> None:
@@ -52,9 +52,8 @@ class Training:
         """The folder of its model, by what the model depends on: not by what looks at it."""
         if self.models is None or not trial.keep:
             return None
-        one = task_of(trial.data, trial.batch, trial.context, trial.tokenizer)
-        told = msgspec.to_builtins(msgspec.structs.replace(trial, probe=None))
-        text = json.dumps([told, one.hash, code_version()], sort_keys=True)
+        told = msgspec.to_builtins(msgspec.structs.replace(trial, probe=None, data_hash=None))
+        text = json.dumps([told, self.data_hash(trial), self.name, code_version()], sort_keys=True)
         return self.models / hashlib.sha256(text.encode()).hexdigest()[:24]
 
     def trained(self, trial: Trial) -> bool:
@@ -62,18 +61,33 @@ class Training:
         place = self.place(trial)
         return place is not None and (place / "result.jsonl").exists()
 
+    @property
+    def name(self) -> str:
+        """The device and the versions of libraries: other ones give other numbers."""
+        import torch
+
+        from scantling.lab.distributed import world
+
+        device = world(self.device).device
+        on = f"{self.threads} threads"
+        if device.type == "cuda":
+            on = torch.cuda.get_device_name(device)
+        tokenizers = version("tokenizers") if find_spec("tokenizers") else None
+        return f"train {device.type} {on} torch {torch.__version__} tokenizers {tokenizers}"
+
     def data(self, trial: Trial) -> Data:
         """The data's hash, and what a model without context would lose on it."""
-        from scantling.lab.tasks import IGNORED
+        from scantling.lab.unigram import unigram_loss
 
-        one = task_of(trial.data, trial.batch, trial.context, trial.tokenizer)
-        counts = Counter[int]()
-        for step in range(UNIGRAM_BATCHES):
-            counts.update(one.batch(step, 0)[1].flatten().tolist())
-        del counts[IGNORED]
-        total = counts.total()
-        unigram = -sum(n / total * math.log(n / total) for n in counts.values())
-        return Data(one.hash, one.vocab_size, one.bytes_per_token, unigram, one.floor_bits_per_byte)
+        one = _task(trial)
+        return Data(one.hash, one.vocab_size, one.bytes_per_token, unigram_loss(one),
+                    one.floor_bits_per_byte)  # fmt: skip
+
+    def data_hash(self, trial: Trial) -> str:
+        """The hash alone; a text is not cut into tokens for it."""
+        from scantling.lab.data import text_hash
+
+        return text_hash(trial.data, trial.tokenizer) or str(_task(trial).hash)
 
     def pace(self, trial: Trial) -> Pace:
         """Time five steps, building and judging apart."""
@@ -96,8 +110,7 @@ class Training:
         """Train, judge on both slices, probe."""
         begun = time.perf_counter()
         self._begin(trial)
-        tokens = max(trial.tokens, trial.steps * self._step(trial))
-        found = self._train(trial, tokens=tokens, out=self.place(trial))
+        found = self._train(trial, steps=trial.steps, out=self.place(trial))
         row = found.row()
         if found.why:
             seconds = time.perf_counter() - begun
@@ -115,33 +128,36 @@ class Training:
 
         if self.device != "cuda":
             torch.set_num_threads(self.threads)
-        task_of(trial.data, trial.batch, trial.context, trial.tokenizer)
-
-    def _step(self, trial: Trial) -> int:
-        one = task_of(trial.data, trial.batch, trial.context, trial.tokenizer)
-        return int(one.batch_size * one.context)
+        _task(trial)
 
     def _train(self, trial: Trial, **more: Any) -> Any:
         from scantling.lab.train import TrainingRun, train
 
         return train(TrainingRun(
             spec=trial.spec, lr=trial.rate, schedule=trial.schedule, optimizer=trial.optimizer,
-            seed=trial.seed, param=trial.param, device=self.device,
-            data=task_of(trial.data, trial.batch, trial.context, trial.tokenizer), **more,
+            seed=trial.seed, param=trial.param, device=self.device, data=_task(trial), **more,
         ))  # fmt: skip
+
+
+def _task(trial: Trial) -> Any:
+    """The task of a trial, whose data is what the study began with.
+
+    Raises:
+        FieldError: If it is not: changed since, or another on this machine.
+    """
+    one = task_of(trial.data, trial.batch, trial.context, trial.tokenizer)
+    if trial.data_hash not in {None, one.hash}:
+        raise FieldError("data", trial.data, "is not what this study began with",
+                         "all runs of a study read the same")  # fmt: skip
+    return one
 
 
 @functools.lru_cache(8)
 def task_of(data: str, batch: int, context: int, tokenizer: str) -> Any:
-    """A task, kept: cutting a corpus into tokens takes longer than a small run.
-
-    The length of a generated task follows from its knobs.
-    """
+    """A task, kept: cutting a corpus into tokens takes longer than a small run."""
     from scantling.lab.data import TextTask, task
-    from scantling.lab.tasks import TASKS
 
-    made = data.partition(":")[0] in TASKS
-    one = task(data, batch, None if made else context, tokenizer)
+    one = task(data, batch, context, tokenizer)
     return replace(one, slices=_fewer(one.slices, context)) if isinstance(one, TextTask) else one
 
 
