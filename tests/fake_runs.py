@@ -52,6 +52,9 @@ class Fake:
     def pace(self, trial):
         return Pace(0.0, self.step_s * trial.spec.n_layer, 0.0)
 
+    def trained(self, _):
+        return False
+
     def run(self, trial):
         depth = int(trial.spec.n_layer)
         if self.log is not None:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -17,7 +17,9 @@ from scantling.cli.options import COUNT, SECONDS, ListFirst, as_json, show_json
 from scantling.errors import FieldError
 
 if TYPE_CHECKING:
-    from scantling.lab.study import Study
+    from rich.console import Console
+
+    from scantling.lab.study import Runner, Study
 
 FOLDER = Path("lab-runs")
 """Where studies are kept unless a folder is given."""
@@ -45,7 +47,7 @@ def listing(names: tuple[str, ...], as_json: bool) -> int:
     if as_json:
         rows = [{"name": e.name, "title": e.title, "page": e.page, "minutes": e.minutes,
                  "expected": e.study().expected, "sources": e.study().sources,
-                 "shapes": {p: [s.name for s in e.study(p).shapes] for p in PRESETS}}
+                 "shapes": {p: list(e.study(p).arms) for p in PRESETS}}
                 for e in chosen]  # fmt: skip
         show_json({"schema": 1, "experiments": rows})
         return 0
@@ -66,7 +68,7 @@ def _page(e: Any) -> Iterator[str]:
     study = e.study()
     yield f"{e.name}: {e.title}\n"
     yield e.page + "\n"
-    yield f"Shapes: {', '.join(s.name for s in study.shapes)}"
+    yield f"{'Shapes' if study.probed is None else 'Arms'}: {', '.join(study.arms)}"
     yield f"Expected: {study.expected}"
     yield f"Sources: {'; '.join(f'{one.title}, {one.where}' for one in map(source, study.sources))}"
     yield study.caveat + "\n"
@@ -81,6 +83,8 @@ def _page(e: Any) -> Iterator[str]:
               help=f"Where runs are kept, {FOLDER}/NAME-PRESET unless given; a study that was "
               "stopped goes on there.")  # fmt: skip
 @click.option("--fresh", is_flag=True, help="Forget the runs that are kept there.")
+@click.option("--ladder", is_flag=True, help="Ask it at three sizes, each four times the last, "
+              "with the budget divided: is the sign stable?")  # fmt: skip
 @click.option("--plan", "only_plan", is_flag=True, help="Time five steps, show the plan, stop.")
 @click.option("--data", metavar="NAME|FILE", help="Train on this instead: code, grammar, a file.")
 @click.option("--tokens", type=COUNT, help="Tokens of a run.")
@@ -99,17 +103,16 @@ def run(name: str, out: Path | None, **given: Any) -> int:
 
     Example: scantling lab run depth-width --budget 8min
     """
-    from scantling.lab.torch_needed import need_compiler, need_torch
+    from scantling.lab.torch_needed import need_torch
 
+    if given["ladder"]:
+        return _ladder(name, out, given)
     study, own = _study(name, given["preset"])
     study = _changed(study, given)
     need_torch()
     from scantling.lab.study.answer import answer, planned, result_json
-    from scantling.lab.study.training import Training
 
-    if given["compiled"]:
-        need_compiler()
-    runner = Training(given["device"], compile=given["compiled"])
+    runner = _runner(given)
     folder = out or FOLDER / own
     say = _say if not given["as_json"] else (lambda _: None)
     how = {k: given[k] for k in ("engine", "workers", "fresh")}
@@ -129,15 +132,51 @@ def run(name: str, out: Path | None, **given: Any) -> int:
     return 0 if found.resolved else 1
 
 
-def _study(name: str, preset: str) -> tuple[Study, str]:
+def _runner(given: dict[str, Any]) -> Runner:
+    from scantling.lab.study.training import Training
+    from scantling.lab.torch_needed import need_compiler
+
+    if given["compiled"]:
+        need_compiler()
+    return Training(given["device"], compile=given["compiled"], models=FOLDER / "models")
+
+
+def _ladder(name: str, out: Path | None, given: dict[str, Any]) -> int:
+    """The same at three sizes: exit status 0 where a sign is stable, or turns."""
+    from scantling.lab.study.ladder import SEPARATE, SIZES, climb
+    from scantling.lab.torch_needed import need_torch
+
+    studies = {times: _changed(_study(name, given["preset"], times)[0], given) for times in SIZES}
+    need_torch()
+    folder = out or FOLDER / f"{_study(name, given['preset'])[1]}-ladder"
+    say = _say if not given["as_json"] else (lambda _: None)
+    how = {k: given[k] for k in ("engine", "workers", "fresh", "only_plan")}
+    with _progress() as progress:
+        told = climb(studies, _runner(given), folder, budget_s=given["budget"], say=say,
+                     progress=progress, **how)  # fmt: skip
+    if told is None:
+        return 0
+    told = json.loads(json.dumps(told))
+    written = _write(folder, told)
+    if given["as_json"]:
+        show_json(told)
+    else:
+        _show(told)
+        click.echo(
+            f"\n{written[0]} explains it; each size has its own folder in {folder}", err=True
+        )
+    return 0 if any(pair["kind"] in SEPARATE for pair in told["pairs"]) else 1
+
+
+def _study(name: str, preset: str, times: int = 1) -> tuple[Study, str]:
     """A study and the name of its folder."""
     if name.endswith(".toml"):
         from scantling.lab.study.file import read_study
 
-        return read_study(Path(name)), Path(name).stem
+        return read_study(Path(name), times), Path(name).stem
     from scantling.lab.experiments.registry import experiment_of
 
-    return experiment_of(name).study(preset), f"{name}-{preset}"
+    return experiment_of(name).study(preset, times), f"{name}-{preset}"
 
 
 def _changed(study: Study, given: dict[str, Any]) -> Study:
@@ -158,28 +197,43 @@ def _say(line: str) -> None:
 
 def _show(told: dict[str, Any]) -> None:
     from scantling.report import text
-    from scantling.report.lab_text import print_study
 
-    print_study(text.console(), told)
+    _told_as(told).show(text.console(), told)
+
+
+class _As(NamedTuple):
+    """How a result is shown."""
+
+    show: Callable[[Console, dict[str, Any]], None]
+    page: Callable[[dict[str, Any]], str]
+    figure: Callable[[dict[str, Any]], str]
+    explained: Callable[[dict[str, Any]], list[tuple[str, list[str]]]]
+
+
+def _told_as(told: dict[str, Any]) -> _As:
+    """As a study, or as a ladder of them."""
+    from scantling.report import lab_html, lab_ladder, lab_svg, lab_text
+
+    if lab_ladder.is_ladder(told):
+        return _As(lab_ladder.print_ladder, lab_ladder.page, lab_ladder.figure,
+                   lab_ladder.explained)  # fmt: skip
+    return _As(lab_text.print_study, lab_html.page, lab_svg.figure, lab_text.explained)
 
 
 def _write(folder: Path, told: dict[str, Any]) -> list[Path]:
     """The report beside the runs: a page, a text, a figure."""
     from rich.console import Console
 
-    from scantling.report.lab_html import page
-    from scantling.report.lab_svg import figure
-    from scantling.report.lab_text import explained, print_study
-
+    how = _told_as(told)
     html, text, svg = (folder / name for name in ANSWER_FILES)
     try:
-        html.write_text(page(told), encoding="utf-8")
-        svg.write_text(figure(told), encoding="utf-8")
+        html.write_text(how.page(told), encoding="utf-8")
+        svg.write_text(how.figure(told), encoding="utf-8")
         with text.open("w", encoding="utf-8") as sink:
             out = Console(file=sink, width=200, highlight=False, no_color=True, soft_wrap=True)
-            print_study(out, told)
+            how.show(out, told)
             sink.writelines(f"\n{title}\n{''.join(f'  {p}{chr(10)}' for p in paragraphs)}"
-                            for title, paragraphs in explained(told))  # fmt: skip
+                            for title, paragraphs in how.explained(told))  # fmt: skip
     except OSError as error:
         raise FieldError("--out", str(folder), f"cannot be written: {error.strerror}") from None
     return [html, text, svg]
@@ -195,12 +249,10 @@ def report(folder: Path, out: Path | None, as_json: bool) -> int:
 
     Writes report.html (one page, nothing beside it), report.txt and figure.svg into DIR.
     """
-    from scantling.report.lab_text import explained
-
     try:
         told = json.loads((folder / "result.json").read_text("utf-8"))
     except FileNotFoundError:
-        begun = (folder / "study.json").exists()
+        begun = any(folder.glob("study.json")) or any(folder.glob("x*/study.json"))
         hint = "lab run goes on with it" if begun else "give the folder of a study"
         rule = "holds a study that has not ended" if begun else "holds no study"
         raise FieldError("lab report", str(folder), rule, hint) from None
@@ -211,14 +263,12 @@ def report(folder: Path, out: Path | None, as_json: bool) -> int:
         return 0
     written = _write(folder, told)
     if out is not None:
-        from scantling.report.lab_html import page
-
         try:
-            out.write_text(page(told), encoding="utf-8")
+            out.write_text(_told_as(told).page(told), encoding="utf-8")
         except OSError as error:
             raise FieldError("--out", str(out), f"cannot be written: {error.strerror}") from None
         written.append(out)
-    for title, paragraphs in explained(told):
+    for title, paragraphs in _told_as(told).explained(told):
         click.echo(title)
         for paragraph in paragraphs:
             click.echo(f"  {paragraph}")

@@ -25,6 +25,7 @@ from scantling.errors import FieldError, UnknownNameError
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from scantling.lab.tasks import Task
     from scantling.lab.train import Result, TrainingRun
     from scantling.spec import Spec
 
@@ -36,17 +37,21 @@ SILENT_S = 2.0
 """Seconds between lines of progress where no terminal shows a bar."""
 BARS = "▁▂▃▄▅▆▇█"
 TAKEN = ("tokens", "steps", "lr", "schedule", "warmup", "optimizer", "weight_decay", "seed",
-         "param", "dtype", "compile", "micro_batch", "device", "out", "judge_every")  # fmt: skip
+         "param", "dtype", "compile", "micro_batch", "device", "out", "judge_every",
+         "start")  # fmt: skip
 """Options that are fields of a run by the same name."""
 
 
 @click.command()
-@click.argument("model", metavar="MODEL")
-@click.option("--data", default="code", show_default=True, metavar="NAME|FILE", help="code, "
+@click.argument("model", metavar="[MODEL]", required=False)
+@click.option("--from", "start", type=click.Path(path_type=Path), metavar="DIR", help="Begin from "
+              "the weights of a run, of a model cut by lab probe --save, or of config.json and "
+              "safetensors; its shape and its data unless others are given.")  # fmt: skip
+@click.option("--data", metavar="NAME|FILE", help="code (the default), "
               "grammar, a file (.txt .jsonl .parquet .bin), or a task with knobs: recall:pairs=16, "
               "mqar, copy, addition:digits=4, hops.")  # fmt: skip
-@click.option("--tokenizer", default="bytes", show_default=True, metavar="bytes|bpe:N",
-              help="Of text; a BPE is trained on the training part.")  # fmt: skip
+@click.option("--tokenizer", metavar="bytes|bpe:N", help="Of text, bytes by default; a BPE is "
+              "trained on the training part.")  # fmt: skip
 @click.option("--bytes-per-token", type=float, help="Of a .bin file, for bits per byte.")
 @click.option("--tokens", type=COUNT, help="Tokens to train on; or --steps.")
 @click.option("--steps", type=COUNT, help="Steps of the optimizer.")
@@ -65,8 +70,8 @@ TAKEN = ("tokens", "steps", "lr", "schedule", "warmup", "optimizer", "weight_dec
               "gradient; 0 for none.")  # fmt: skip
 @click.option("--rate", "rates", multiple=True, metavar="NAME=FACTOR", help="Factor on the rate of "
               "parameters whose name begins so: decoder.layers.0=0.5; 0 freezes.")  # fmt: skip
-@click.option("--param", default="sp", show_default=True, metavar="sp|mup|completep",
-              help="How rates and initial sizes follow the shape.")  # fmt: skip
+@click.option("--param", metavar="sp|mup|completep", help="How rates and initial sizes follow the "
+              "shape; sp by default.")  # fmt: skip
 @click.option("--dtype", default="fp32", show_default=True, metavar="fp32|bf16|auto")
 @click.option("--compile", is_flag=True, help="Let torch.compile make the step.")
 @click.option("--micro-batch", type=COUNT, help="Sequences of one pass.")
@@ -86,12 +91,14 @@ TAKEN = ("tokens", "steps", "lr", "schedule", "warmup", "optimizer", "weight_dec
               help="Show the records there as well.")  # fmt: skip
 @assumed
 @as_json
-def train(model: str, **given: Any) -> int:
-    """Train a model of this shape, on this machine by default.
+def train(model: str | None, **given: Any) -> int:
+    """Train a model of this shape, or go on with one that is trained, on this machine by default.
 
     The vocabulary becomes that of the data. Exit status 1 where the loss diverges.
 
     Example: scantling lab train qwen3-0.6b --params 300k --data grammar --tokens 500k
+
+    Example: scantling lab train --from cut --lr 1e-3 --tokens 100k
 
     On several processes: torchrun --nproc-per-node 2 -m scantling lab train …
     """
@@ -118,26 +125,57 @@ def train(model: str, **given: Any) -> int:
     return 0 if all(one.status == "done" for one in found) else 1
 
 
-def _run(model: str, given: dict[str, Any]) -> tuple[TrainingRun, str]:
+def _run(model: str | None, given: dict[str, Any]) -> tuple[TrainingRun, str]:
     """The run that is asked for, and the model's name."""
-    from scantling import catalog
-    from scantling.lab.data import task
     from scantling.lab.train import TrainingRun
 
-    one = catalog.load(model, assume=given["assume"])
-    data = task(given["data"], given["batch"], given["context"], given["tokenizer"],
-                given["bytes_per_token"])  # fmt: skip
-    spec = _fitted(one.spec, data.vocab_size, data.context, given)
+    spec, data, name = _begun(model, given) if given["start"] else _new(model, given)
     rates = {}
     for prefix, factor in pairs(given["rates"], "--rate").items():
         try:
             rates[prefix] = float(factor)
         except ValueError:
             raise FieldError("--rate", f"{prefix}={factor}", "is no number") from None
-    fields = {name: given[name] for name in TAKEN}
+    fields = {field: given[field] for field in TAKEN}
     run = TrainingRun(spec=spec, data=data, rates=rates, clip=given["clip"] or None,
                       chip=given["gpu"], **fields)  # fmt: skip
-    return run.checked(), one.name
+    return run.checked(), name
+
+
+def _new(model: str | None, given: dict[str, Any]) -> tuple[Spec, Task, str]:
+    """The shape of a model, with the vocabulary of the data."""
+    from scantling import catalog
+    from scantling.lab.data import task
+
+    if model is None:
+        raise FieldError("MODEL", None, "is not given", "name one, or --from a run")
+    one = catalog.load(model, assume=given["assume"])
+    data = task(given["data"] or "code", given["batch"], given["context"],
+                given["tokenizer"] or "bytes", given["bytes_per_token"])  # fmt: skip
+    given["param"] = given["param"] or "sp"
+    return _fitted(one.spec, data.vocab_size, data.context, given), data, one.name
+
+
+def _begun(model: str | None, given: dict[str, Any]) -> tuple[Spec, Task, str]:
+    """The shape of a model that is trained, or another one of the same tensors."""
+    from scantling import catalog
+    from scantling.lab.kept import kept
+    from scantling.spec import vary
+
+    if given["params"]:
+        raise FieldError("--params", given["params"], "does not go with --from, whose shape is "
+                         "what it is")  # fmt: skip
+    one = kept(given["start"])
+    data, note = one.task(given["data"], given["context"], given["batch"], given["tokenizer"],
+                          given["bytes_per_token"])  # fmt: skip
+    if note:
+        click.echo(f"note: {note}", err=True)
+    spec = one.model.spec
+    if model is not None:
+        asked = catalog.load(model, assume=given["assume"]).spec
+        spec = vary(asked, vocab_size=spec.vocab_size)
+    given["param"] = given["param"] or one.model.param.kind
+    return apply_set(spec, given["changes"]), data, f"from {given['start']}"
 
 
 def _fitted(spec: Spec, vocab_size: int, context: int, given: dict[str, Any]) -> Spec:

@@ -45,6 +45,8 @@ class Corpus:
     data: bytes
     floor_bits_per_byte: float | None = None
     """Entropy rate of the source; None where nobody knows."""
+    asked: str = ""
+    """What ``corpus`` finds it again by, where that is not its name."""
 
     @property
     def hash(self) -> str:
@@ -98,7 +100,8 @@ def corpus(name: str, **knobs: int) -> Corpus:
             raise UnknownNameError("knob of grammar", min(unknown),
                                    ["seed", "n_symbol", "n_rule", "n_word", "n_bytes"])  # fmt: skip
         source = Grammar(**knobs)
-        return Corpus("grammar", source.text(n_bytes), source.bits_per_byte)
+        told = ",".join(f"{k}={v}" for k, v in {**knobs, "n_bytes": n_bytes}.items())
+        return Corpus("grammar", source.text(n_bytes), source.bits_per_byte, f"grammar:{told}")
     if knobs:
         raise FieldError("data", name, f"has no knob {min(knobs)}", "only generated data has knobs")
     if name == "code":
@@ -112,7 +115,7 @@ def corpus(name: str, **knobs: int) -> Corpus:
     found = _file(path)
     if not found.strip():
         raise FieldError("data", name, "has no text")
-    return Corpus(path.name, found)
+    return Corpus(path.name, found, asked=str(path.absolute()))
 
 
 def _library() -> bytes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -78,6 +78,7 @@ class TextTask:
     bytes_per_token: float | None
     floor_bits_per_byte: float | None = None
     judged_tokens: Mapping[str, int] = field(default_factory=lambda: JUDGED_TOKENS)
+    asked: str
 
     @property
     def unique_tokens(self) -> float:
@@ -112,14 +113,15 @@ class TextTask:
 
         At most ``judged_tokens`` are judged, 65,536 by default, in windows spread evenly over it.
         """
+        return sums(model, self.judged(held), self.token_bytes)
+
+    def judged(self, held: str = "report") -> Iterator[tuple[Tensor, Tensor]]:
+        """Tokens and targets that a slice is judged on."""
         n = len(self.slices[held].starts)
         judged = min(n, max(1, self.judged_tokens[held] // self.context))
         spread = np.arange(judged) * n // judged
-        batches = (
-            self._cut(held, spread[i : i + self.batch_size])
-            for i in range(0, judged, self.batch_size)
-        )
-        return sums(model, batches, self.token_bytes)
+        for i in range(0, judged, self.batch_size):
+            yield self._cut(held, spread[i : i + self.batch_size])
 
 
 def task(
@@ -207,7 +209,8 @@ def of_corpus(text: Corpus, batch: int, context: int, tokenizer: str = "bytes") 
     tokens = {name: [encode(part) for part in parts[name]] for name in SHARES}
     n_train = sum(len(p) for p in tokens["train"])
     found = TextTask(
-        name=text.name, tokenizer=tokenizer, batch_size=batch, context=context,
+        name=text.name, asked=text.asked or text.name, tokenizer=tokenizer,
+        batch_size=batch, context=context,
         vocab_size=len(token_bytes_V), token_bytes=token_bytes_V,
         hash=_hash(text, tokenizer),
         slices={name: windows(p, context) for name, p in tokens.items()},
@@ -314,7 +317,8 @@ def _numbered(path: Path, batch: int, context: int, bytes_per_token: float | Non
         parts[name].append(tokens_N[start:end])
     known = None if bytes_per_token is None else torch.full((vocab_size,), bytes_per_token)
     found = TextTask(
-        name=path.name, tokenizer="numbers", batch_size=batch, context=context,
+        name=path.name, asked=str(path.absolute()), tokenizer="numbers",
+        batch_size=batch, context=context,
         vocab_size=vocab_size, hash=hashlib.sha256(data).hexdigest(), token_bytes=known,
         slices={name: windows(p, context) for name, p in parts.items()},
         bytes_per_token=bytes_per_token,

@@ -41,7 +41,7 @@ def compare(
         sequence, bytes of weights, and seconds of that pass as measured; ``not_built`` says why
         there is no third row.
     """
-    rows = [{"model": "as it is", **task.evaluate(model), **_sizes(model, task)}]
+    rows = [{"model": "as it is", **task.evaluate(model), **sizes(model, task)}]
     with applied(model, *interventions):
         rows.append({"model": "changed in place", **task.evaluate(model)})
         heard(model)
@@ -52,7 +52,7 @@ def compare(
         why = str(error)
     else:
         models.append(built)
-        rows.append({"model": "built", **task.evaluate(built), **_sizes(built, task)})
+        rows.append({"model": "built", **task.evaluate(built), **sizes(built, task)})
         heard(built)
     tokens = task.batch(0, 0)[0][:1].to(model.table.weight.device)
     for row, seconds in zip(rows[::2], latencies(models, tokens), strict=True):
@@ -60,7 +60,8 @@ def compare(
     return {"context": task.context, "rows": rows, "not_built": why}
 
 
-def _sizes(model: Decoder, task: Task) -> dict[str, Any]:
+def sizes(model: Decoder, task: Task) -> dict[str, Any]:
+    """Parameters, FLOPs of a forward pass of one sequence, and bytes of the weights."""
     total = int(parameters(model.spec).total)
     ops = operators(model.spec, Workload("prefill", 1, task.context))
     return {"parameters": total, "forward_flops": int(forward_flops(ops)),

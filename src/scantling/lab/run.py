@@ -59,6 +59,8 @@ class TrainingRun:
         compile: Whether torch.compile makes the step; on a CPU it pays from millions of tokens.
         micro_batch: Sequences of one pass; a step is so many passes as it takes.
         device: ``cpu`` or ``cuda``; a GPU where there is one, by default.
+        start: Folder of a run, a cut model or published weights to begin from, in place of random
+            weights; its tensors must be those of ``spec``.
         chip: Chip or chip file that step times are predicted for.
         out: The run's folder; None keeps nothing.
         record_every: Steps between records; 20 records in all, or more, by default.
@@ -87,6 +89,7 @@ class TrainingRun:
     compile: bool = False
     micro_batch: int | None = None
     device: str | None = None
+    start: Path | str | None = None
     chip: str | None = None
     out: Path | str | None = None
     record_every: int | None = None

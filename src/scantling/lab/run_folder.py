@@ -79,6 +79,15 @@ def load_weights(model: nn.Module, known: Mapping[str, Tensor]) -> None:
         t.copy_(spread_like(known[name].to(t.device), t))
 
 
+def fingerprint(model: nn.Module) -> str:
+    """A hash of all weights."""
+    found = hashlib.sha256()
+    for name, t in sorted(weights(model).items()):
+        found.update(name.encode())
+        found.update(t.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()[:16]
+
+
 def save(folder: Path, kept: Mapping[str, Any]) -> None:
     """Replace the checkpoint in one move."""
     with whole_file(folder / "checkpoint.pt") as file:
@@ -110,8 +119,14 @@ def saved(
     return found
 
 
-def begin(folder: Path, settings: dict[str, Any], where: dict[str, Any]) -> str:
+def begin(folder: Path, settings: dict[str, Any], where: dict[str, Any], asked: str = "") -> str:
     """Make a folder for a run, or go on in one that holds the same run; a warning, if any.
+
+    Args:
+        folder: Of the run.
+        settings: All that decides the result; a folder of other ones is refused.
+        where: The machine.
+        asked: What its data is found again by, which decides nothing.
 
     Raises:
         FieldError: If it holds another run, or cannot be made.
@@ -133,7 +148,8 @@ def begin(folder: Path, settings: dict[str, Any], where: dict[str, Any]) -> str:
         raise FieldError("out", str(folder), f"holds {strange[0]} of something else",
                          "give another folder")  # fmt: skip
     if known is None:
-        text = json.dumps({"schema": 1, **settings, "machine": where}, indent=1, ensure_ascii=False)
+        told = {"schema": 1, **settings, "asked": asked, "machine": where}
+        text = json.dumps(told, indent=1, ensure_ascii=False)
         write(path, text.encode())
         return ""
     for name in sorted(settings, key=lambda n: n not in SAME):

@@ -17,10 +17,12 @@ from scantling.spec.vary import nodes
 
 HEAD = 8
 """Width of a head in a small model; heads grow in number with the width."""
+BODY = 200_000
+"""Parameters of a small body unless given."""
 
 
 def scaled(
-    shapes: Sequence[Shape], body: int = 200_000, n_layer: int = 4, vocab_size: int = 256
+    shapes: Sequence[Shape], body: int = BODY, n_layer: int = 4, vocab_size: int = 256
 ) -> tuple[Shape, ...]:  # fmt: skip
     """Shapes of one size as shapes of another, equal in body parameters.
 

@@ -130,6 +130,22 @@ def welch(a: Sequence[float], b: Sequence[float], level: float = LEVEL) -> Contr
     return Contrast(difference, t_quantile((1 + level) / 2, df) * error, p)
 
 
+def paired(a: Sequence[float], b: Sequence[float], level: float = LEVEL) -> Contrast:
+    """The mean of differences a − b of the same seeds, and Student's t-test of it.
+
+    Example:
+        >>> found = paired([1.1, 2.0, 3.2], [1.0, 2.0, 3.0])
+        >>> round(found.difference, 3), round(found.half_width, 3), round(found.p, 3)
+        (0.1, 0.248, 0.225)
+    """
+    apart = [x - y for x, y in zip(a, b, strict=True)]
+    found, error = mean_interval(apart, level), deviation(apart) / math.sqrt(len(apart))
+    if error == 0:
+        return Contrast(found.value, 0.0, 1.0 if found.value == 0 else 0.0)
+    p = 2 * _tail(found.value / error, len(apart) - 1)
+    return Contrast(found.value, found.high - found.value, p)
+
+
 def holm(p: Sequence[float]) -> list[float]:
     """Chances adjusted for the number of tests, in their order (Holm 1979).
 

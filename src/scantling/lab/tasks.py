@@ -38,6 +38,10 @@ class Task(Protocol):
         """Of the data."""
 
     @property
+    def asked(self) -> str:
+        """What ``lab.data.task`` finds it again by: with its knobs, or its path."""
+
+    @property
     def batch_size(self) -> int:
         """Sequences of a step."""
 
@@ -143,6 +147,17 @@ class Generated:
     def name(self) -> str:
         """As it is asked for."""
         return next(name for name, kind in TASKS.items() if kind is type(self))
+
+    @property
+    def asked(self) -> str:
+        """With all its knobs.
+
+        Example:
+            >>> Copy(length=4).asked
+            'copy:length=4,symbols=16'
+        """
+        knobs = (f"{k}={int(v)}" for k, v in asdict(self).items() if k != "batch_size")
+        return f"{self.name}:{','.join(knobs)}"
 
     @property
     def hash(self) -> str:

@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager, nullcontext
 from itertools import pairwise
 from typing import Any
 
+import msgspec
 import torch
 from torch import Tensor, nn
 
@@ -89,7 +90,8 @@ class Running:
         self.cast: Callable[[], AbstractContextManager[Any]] = nullcontext
         if dtype == "bf16":
             self.cast = lambda: torch.autocast(among.device.type, torch.bfloat16)
-        self.model = Decoder(run.spec, param=run.param, seed=run.seed).to(among.device)
+        self.model = _begun(run).to(among.device)
+        self.start = None if run.start is None else run_folder.fingerprint(self.model)
         if run.compile:
             tokens, _, source = read(self.model, *run.task.batch(0, run.seed))
             for one in (tokens, tokens if source is None else source):
@@ -124,9 +126,12 @@ class Running:
         """Make the folder, and go on from what is kept."""
         folder = self.run.folder
         if folder is not None:
-            settings, where = self.run.settings(self.among.device), self.among.device
+            settings = {**self.run.settings(self.among.device), "start": self.start}
+            if self.start is not None:  # a cut model keeps the multipliers of what it was cut from
+                settings["numerics"] = msgspec.to_builtins(self.model.numerics)
             if self.among.first:
-                self.warning = run_folder.begin(folder, settings, run_folder.machine(where))
+                where = run_folder.machine(self.among.device)
+                self.warning = run_folder.begin(folder, settings, where, self.run.task.asked)
             self.among.agreed(None)
             kept = kept or run_folder.saved(folder)
         if kept is not None:
@@ -346,6 +351,15 @@ class Running:
         if self.among.first:
             assert self.run.folder is not None
             run_folder.save(self.run.folder, kept)
+
+
+def _begun(run: TrainingRun) -> Decoder:
+    """The model before its first step."""
+    if run.start is None:
+        return Decoder(run.spec, param=run.param, seed=run.seed)
+    from scantling.lab.kept import reshaped
+
+    return reshaped(run.start, run.spec, run.param)
 
 
 def _finite(value: float) -> float | None:

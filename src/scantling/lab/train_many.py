@@ -88,7 +88,7 @@ class _Many:
         among = world(runs[0].device)
         one = runs[0].task
         runs = [replace(run, data=one, batch=None, context=None).checked() for run in runs]
-        settings = [run.settings(among.device) for run in runs]
+        settings = [{**run.settings(among.device), "start": run.start} for run in runs]
         for name in settings[0].keys() - OWN:
             if any(s[name] != settings[0][name] for s in settings):
                 raise FieldError("runs", name, "differs", "runs of one shape and recipe are "

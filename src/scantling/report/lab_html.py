@@ -6,7 +6,7 @@ from html import escape
 from typing import Any
 
 from scantling.report.lab_svg import figure
-from scantling.report.lab_text import explained, number, ranked
+from scantling.report.lab_text import beside, explained, number, ranked
 from scantling.units import count_text
 
 STYLE = """
@@ -32,18 +32,23 @@ def page(found: dict[str, Any]) -> str:
         if title == "What was found":
             body += figure(found) + _table(found)
         sections.append(f"<h2>{escape(title)}</h2>{body}")
+    return document(study["name"], found["headline"], "".join(sections))
+
+
+def document(name: str, headline: str, sections: str) -> str:
+    """A page with its answer on top."""
     return f"""<!doctype html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{escape(study["name"])}: {escape(found["headline"])}</title>
+<title>{escape(name)}: {escape(headline)}</title>
 <style>{STYLE}</style>
 </head>
 <body>
-<h1>{escape(study["name"])}</h1>
-<p class="answer">{escape(found["headline"])}</p>
-{"".join(sections)}
+<h1>{escape(name)}</h1>
+<p class="answer">{escape(headline)}</p>
+{sections}
 </body>
 </html>
 """
@@ -51,6 +56,12 @@ def page(found: dict[str, Any]) -> str:
 
 def _table(found: dict[str, Any]) -> str:
     measure, also = found["study"]["measure"], found["study"]["also"]
+    if found["study"].get("probed"):
+        return _rows(["", measure["label"], "each seed", *(m["label"] for m in also)], [
+            (s, [s["shape"], "" if s["interval"] is None else number(s["interval"]["value"]),
+                 " ".join(number(v) for v in s["seeds"]) or str(s["unresolved"]),
+                 *beside(s, also)]) for s in ranked(found)
+        ])  # fmt: skip
     heads = ["shape", "layers × width", "body", "tokens", "train FLOPs a token", "best rate",
              measure["label"], "each seed", *(m["label"] for m in also)]  # fmt: skip
     rows = []
@@ -63,8 +74,15 @@ def _table(found: dict[str, Any]) -> str:
             " ".join(number(v) for v in s["seeds"]) or str(s["unresolved"]),
             *(" ".join(number(v) for v in s["also"].get(m["name"], ())) for m in also),
         ]  # fmt: skip
+        rows.append((s, cells))
+    return _rows(heads, rows)
+
+
+def _rows(heads: list[str], rows: list[tuple[dict[str, Any], list[str]]]) -> str:
+    lines = []
+    for s, cells in rows:
         dim = ' class="dim"' if s["unresolved"] else ""
         inside = "".join(f"<td>{escape(c)}</td>" for c in cells)
-        rows.append(f"<tr{dim}>{inside}</tr>")
+        lines.append(f"<tr{dim}>{inside}</tr>")
     head = "".join(f"<th>{escape(h)}</th>" for h in heads)
-    return f"<table><tr>{head}</tr>{''.join(rows)}</table>"
+    return f"<table><tr>{head}</tr>{''.join(lines)}</table>"

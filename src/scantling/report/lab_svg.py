@@ -23,14 +23,8 @@ def figure(found: dict[str, Any]) -> str:
     shapes = ranked(found)
     height = TOP + ROW * max(len(shapes), 7) + 44
     more = max(0, round(LETTER * max(len(_told(s)) for s in shapes)) + 14 - LEFT)
-    wide = WIDTH + more
-    head = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="{-more} 0 {wide} {height}" '
-        f'width="{wide}" height="{height}" font-family="system-ui, sans-serif" font-size="12">'
-    )
     parts = [
-        head,
-        f'<rect x="{-more}" width="{wide}" height="{height}" fill="white"/>',
+        *opened(WIDTH + more, height, -more),
         *_seeds(found, shapes), *_sweep(shapes, height), "</svg>",
     ]  # fmt: skip
     return "\n".join(parts) + "\n"
@@ -41,17 +35,29 @@ def _told(s: dict[str, Any]) -> str:
     return f"{s['shape']} ({_why(s)})" if s["unresolved"] else str(s["shape"])
 
 
-def _text(x: float, y: float, text: str, anchor: str = "start", colour: str = "#1d2730") -> str:
+def opened(width: int, height: int, left: int = 0) -> tuple[str, str]:
+    """The beginning of a picture, white."""
+    size = f'viewBox="{left} 0 {width} {height}" width="{width}" height="{height}"'
+    font = 'font-family="system-ui, sans-serif" font-size="12"'
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" {size} {font}>',
+        f'<rect x="{left}" width="{width}" height="{height}" fill="white"/>',
+    )
+
+
+def text(x: float, y: float, said: str, anchor: str = "start", colour: str = "#1d2730") -> str:
+    """A label."""
     where = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="{colour}"'
-    return f"<text {where}>{escape(text)}</text>"
+    return f"<text {where}>{escape(said)}</text>"
 
 
-def _line(x1: float, y1: float, x2: float, y2: float, colour: str, width: float = 1) -> str:
+def line(x1: float, y1: float, x2: float, y2: float, colour: str, width: float = 1) -> str:
+    """A straight line."""
     return (f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="{colour}" '
             f'stroke-width="{width:g}"/>')  # fmt: skip
 
 
-def _axis(values: list[float], start: float, end: float, *, log: bool) -> Callable[[float], float]:
+def axis(values: list[float], start: float, end: float, *, log: bool) -> Callable[[float], float]:
     """From a value to its place; values spread over 90 % of it."""
     scale = math.log if log else float
     low, high = min(map(scale, values)), max(map(scale, values))
@@ -63,9 +69,9 @@ def _axis(values: list[float], start: float, end: float, *, log: bool) -> Callab
 def _seeds(found: dict[str, Any], shapes: list[dict[str, Any]]) -> list[str]:
     measure = found["study"]["measure"]
     known = [v for s in shapes for v in s["seeds"]]
-    parts = [_text(LEFT, 18, f"{measure['label']}: each seed, mean and 95 %")]
+    parts = [text(LEFT, 18, f"{measure['label']}: each seed, mean and 95 %")]
     if not known:
-        return [*parts, _text(LEFT, TOP + 20, "nothing to show")]
+        return [*parts, text(LEFT, TOP + 20, "nothing to show")]
     wilson = measure["solved"] is not None
     ends = (
         []
@@ -73,19 +79,19 @@ def _seeds(found: dict[str, Any], shapes: list[dict[str, Any]]) -> list[str]:
         else [s["interval"][e] for s in shapes if s["interval"] for e in ("low", "high")]
     )
     log = measure["ratio"] and min(known + ends) > 0
-    place = _axis(known + ends, LEFT, SPLIT - 20, log=log)
+    place = axis(known + ends, LEFT, SPLIT - 20, log=log)
     base = TOP + ROW * len(shapes)
-    for v in _ticks(known + ends, log=log):
-        parts += [_line(place(v), TOP - 6, place(v), base, "#e5e9ed"),
-                  _text(place(v), base + 16, number(v), "middle", "#5c6b78")]  # fmt: skip
+    for v in ticks(known + ends, log=log):
+        parts += [line(place(v), TOP - 6, place(v), base, "#e5e9ed"),
+                  text(place(v), base + 16, number(v), "middle", "#5c6b78")]  # fmt: skip
     for i, s in enumerate(shapes):
         y, colour = TOP + ROW * i + ROW / 2, COLOURS[i % len(COLOURS)]
         parts.append(
-            _text(LEFT - 12, y + 4, _told(s), "end", "#9aa5ae" if s["unresolved"] else colour)
+            text(LEFT - 12, y + 4, _told(s), "end", "#9aa5ae" if s["unresolved"] else colour)
         )
         if s["interval"] and not wilson:
             a, b, m = (place(s["interval"][k]) for k in ("low", "high", "value"))
-            parts += [_line(a, y, b, y, colour, 2), _line(m, y - 8, m, y + 8, colour, 2)]
+            parts += [line(a, y, b, y, colour, 2), line(m, y - 8, m, y + 8, colour, 2)]
         parts += [
             f'<circle cx="{place(v):.1f}" cy="{y:.1f}" r="4" fill="{colour}" fill-opacity="0.55"/>'
             for v in s["seeds"]
@@ -97,7 +103,8 @@ def _why(s: dict[str, Any]) -> str:
     return str(s["unresolved"]).split(":", maxsplit=1)[0][:22]
 
 
-def _ticks(values: list[float], *, log: bool) -> list[float]:
+def ticks(values: list[float], *, log: bool) -> list[float]:
+    """Values to mark on an axis."""
     low, high = min(values), max(values)
     if log:
         return [low * (high / low) ** (i / 3) for i in range(4)] if high > low else [low]
@@ -116,21 +123,21 @@ def _sweep(shapes: list[dict[str, Any]], height: float) -> list[str]:
     points = [p for c in curves for p in c]
     if not points or max(map(len, curves)) < 2:
         return []
-    across = _axis([r for r, _ in points], start, end, log=True)
+    across = axis([r for r, _ in points], start, end, log=True)
     values = sorted(v for _, v in points)
     top = min(values[-1], values[0] + 4 * (values[len(values) // 2] - values[0]) + 1e-9)
-    down = _axis([values[0], top], base - 6, TOP, log=False)
-    parts = [_text(start, 18, "loss by learning rate, on the slice for choices; rings: chosen")]
-    for v in _ticks([values[0], top], log=False):
-        parts += [_line(start, down(v), end, down(v), "#e5e9ed"),
-                  _text(start - 6, down(v) + 4, number(v), "end", "#5c6b78")]  # fmt: skip
+    down = axis([values[0], top], base - 6, TOP, log=False)
+    parts = [text(start, 18, "loss by learning rate, on the slice for choices; rings: chosen")]
+    for v in ticks([values[0], top], log=False):
+        parts += [line(start, down(v), end, down(v), "#e5e9ed"),
+                  text(start - 6, down(v) + 4, number(v), "end", "#5c6b78")]  # fmt: skip
     for r in (float(f"{m}e{k}") for k in range(-9, 3) for m in (1, 2, 5)):
         if start <= across(r) <= end:
-            parts.append(_text(across(r), base + 12, f"{r:g}", "middle", "#5c6b78"))
+            parts.append(text(across(r), base + 12, f"{r:g}", "middle", "#5c6b78"))
     for i, (s, curve) in enumerate(zip(shapes, curves, strict=True)):
         colour = COLOURS[i % len(COLOURS)]
         shown = [(across(r), max(down(v), TOP - 4.0), r) for r, v in curve]
-        parts += [_line(a[0], a[1], b[0], b[1], colour, 1.6)
+        parts += [line(a[0], a[1], b[0], b[1], colour, 1.6)
                   for a, b in itertools.pairwise(shown)]  # fmt: skip
         parts += [
             f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{5 if r == s["rate"] else 2.5}" '

@@ -25,6 +25,8 @@ def print_study(out: Console, found: Found) -> None:
 
 
 def _table(found: Found) -> Any:
+    if found["study"].get("probed"):
+        return _table_probed(found)
     measure, also = found["study"]["measure"], found["study"]["also"]
     made_equal = sorted({k for s in found["shapes"] for k in s["matched"]})
     shown = table(
@@ -53,6 +55,28 @@ def _table(found: Found) -> Any:
     return shown
 
 
+def _table_probed(found: Found) -> Any:
+    """One trained model looked at in several ways: what stands beside is a mean over seeds."""
+    measure, also = found["study"]["measure"], found["study"]["also"]
+    shown = table(("", "left"), (measure["label"], "right"), ("95 %", "right"),
+                  ("each seed", "left"), *((m["label"], "right") for m in also))  # fmt: skip
+    for s in found["shapes"]:
+        low_high, value = "", ""
+        if s["interval"] is not None:
+            low_high = f"{number(s['interval']['low'])} … {number(s['interval']['high'])}"
+            value = number(s["interval"]["value"])
+        shown.add_row(s["shape"], value, low_high,
+                      " ".join(number(v) for v in s["seeds"]) or "unresolved",
+                      *beside(s, also))  # fmt: skip
+    return shown
+
+
+def beside(shape: dict[str, Any], also: list[dict[str, Any]]) -> list[str]:
+    """Means over seeds of what is shown beside the measure."""
+    means = ((v, len(v)) for v in (shape["also"].get(m["name"], ()) for m in also))
+    return [number(sum(v) / n) if n else "" for v, n in means]
+
+
 def _off(share: float | None) -> str:
     """How far a shape is from what it was to be equal in; nothing where it was not to be."""
     return "" if share is None else f"{share:+.1%}"
@@ -75,7 +99,9 @@ def number(value: float) -> str:
 
 
 def ranked(found: Found) -> list[dict[str, Any]]:
-    """The shapes, the best first; those without a value last."""
+    """The shapes, the best first; those without a value last; arms of a model in their order."""
+    if found["study"].get("probed"):
+        return list(found["shapes"])
     sign = 1 if found["study"]["measure"]["better"] == "lower" else -1
 
     def place(s: dict[str, Any]) -> tuple[bool, float]:
@@ -113,6 +139,9 @@ def honest_lines(found: Found) -> list[str]:
         lines.append(f"This design ({plan['seeds']} seeds) {sees}.")
     elif study["measure"]["solved"] is not None:
         lines.append("This design tells no shares of solved seeds apart.")
+    if study.get("probed"):
+        lines.append(f"Every arm is the same {plan['seeds']} trained models, so differences are "
+                     "taken within each, and only what was asked before is compared.")  # fmt: skip
     if any(len(s["rates"]) > 1 for s in found["shapes"]):
         lines.append("The rate was chosen on other data but on the same models: where rates are "
                      "close, chance between seeds helped to choose, so that losses are a little "
@@ -122,10 +151,10 @@ def honest_lines(found: Found) -> list[str]:
         lines.append("Best rate at the edge of the grid after all its growth: "
                      f"{', '.join(edges)}; a wider grid would settle it.")  # fmt: skip
     lines += [f"To fit the budget: {text}." for text in plan["shrunk"]]
-    per = [s["tokens"] / s["params"]["total"] for s in found["shapes"]]
+    per = sorted({f"{s['tokens'] / s['params']['total']:.2g}" for s in found["shapes"]}, key=float)
     lines.append(
-        f"Data {study['data']} ({first['hash'][:12]}), {min(per):.2g} to {max(per):.2g} tokens a "
-        f"parameter, {found['machine']}, {found['seconds'] / 60:.1f} min."
+        f"Data {study['data']} ({first['hash'][:12]}), {' to '.join({per[0]: 0, per[-1]: 0})} "
+        f"tokens a parameter, {found['machine']}, {found['seconds'] / 60:.1f} min."
     )
     if study["caveat"]:
         lines.append(study["caveat"])
@@ -165,6 +194,8 @@ def explained(found: Found) -> list[tuple[str, list[str]]]:
         f"where the best lay at the edge, the grid grew, up to {rates['extend']} times."
         if rates["extend"] else f"Each was trained at {rates['n']} learning rate(s), fixed."
     )  # fmt: skip
+    if study.get("probed"):
+        return _explained_probed(found)
     judged = (
         f"The measure is {measure['label']}, {measure['better']} is {measure['word']}. The rate of "
         "a shape was chosen on one slice of held-out data, what is reported comes from another."
@@ -193,3 +224,30 @@ def explained(found: Found) -> list[tuple[str, list[str]]]:
                                      *sources]),
         ("What it does not say", honest_lines(found)),
     ]  # fmt: skip
+
+
+def _explained_probed(found: Found) -> list[tuple[str, list[str]]]:
+    """The same of a study that looks at one trained model in several ways."""
+    study, plan, shapes = found["study"], found["plan"], found["shapes"]
+    one, measure = shapes[0], study["measure"]
+    done = (
+        f"{plan['seeds']} models of {one['n_layer']} layers × {one['d_model']} "
+        f"({count_text(one['params']['total'])} parameters) were trained, alike but for the seed, "
+        f"on {count_text(one['tokens'])} tokens of {study['data']} at a learning rate of "
+        f"{one['rates'][0]:g}, batch {study['batch']} × {study['context']} tokens. Then each was "
+        f"looked at in {len(shapes)} ways: {', '.join(s['shape'] for s in shapes)}."
+    )
+    tests = (
+        f"The measure is {measure['label']}, {measure['better']} is {measure['word']}, on data "
+        "that no model was trained on. Intervals are 95 % t-intervals over seeds; pairs that were "
+        "named before are compared by the t-test of differences within each model."
+    )
+    sources = [f"{s.title}, {s.where}" for s in map(source, study["sources"])]
+    return [
+        ("The question", [study["question"]]),
+        ("What was done", [done, tests]),
+        ("What was found", [f"{found['headline']}.", *(v.strip() for v in verdict_lines(found))]),
+        ("How to read it", list(READ[:2])),
+        ("What was to be expected", [study["expected"], *sources]),
+        ("What it does not say", honest_lines(found)),
+    ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import isqrt
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
@@ -15,18 +16,21 @@ if TYPE_CHECKING:
 
 
 @experiment("activation-sparsity", "are wider feed-forwards sparser?", 4)
-def activation_sparsity(preset: Preset) -> Study:
+def activation_sparsity(preset: Preset, times: int = 1) -> Study:
     """The share of hidden units that are active after ReLU, at F = D, 2D, 4D and 8D.
 
     Active is whatever is above zero; ``active_tenth`` counts those above a tenth of the largest of
     their token. The two differ, and published numbers seldom say which they are.
     """
     quick = preset == "quick"
+    d = 48 * isqrt(times)
     return Study(
         name="activation-sparsity",
         question="Does the share of active units fall as the feed-forward grows wider?",
         shapes=tuple(
-            Shape(f"F = {r} D", small(3, 48, 48 * r, gated=False, activation="relu"), rate=8e-3)
+            Shape(
+                f"F = {r} D", small(3, d, d * r, gated=False, activation="relu"), rate=8e-3 * 48 / d
+            )
             for r in ((1, 4, 8) if quick else (1, 4, 8, 2))
         ),
         data="code",

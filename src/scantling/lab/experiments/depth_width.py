@@ -8,7 +8,7 @@ from scantling.lab.study.design import Rates, Study
 
 
 @experiment("depth-width", "deep and narrow, or shallow and wide, at equal parameters?", 6)
-def depth_width(preset: Preset) -> Study:
+def depth_width(preset: Preset, times: int = 1) -> Study:
     """Depths at equal body parameters, each at its own best learning rate.
 
     The rate decides the ranking: at one rate for all, 3e-3 ranks two layers best and 32 last, 2e-2
@@ -20,7 +20,7 @@ def depth_width(preset: Preset) -> Study:
     return Study(
         name="depth-width",
         question="At equal body parameters, which depth has the lowest loss?",
-        shapes=iso([2, 8, 4, 1] if quick else [2, 8, 4, 16, 1, 32], body=100_000),
+        shapes=iso([2, 8, 4, 1] if quick else [2, 8, 4, 16, 1, 32], body=100_000 * times),
         data="code",
         tokens=300_000 if quick else 1_200_000,
         least_tokens=60_000,

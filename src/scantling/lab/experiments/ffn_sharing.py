@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import isqrt
 from typing import Any
 
 from msgspec.structs import replace
@@ -15,14 +16,15 @@ from scantling.spec.vary import rewrite
 
 
 @experiment("ffn-sharing", "can layers share one feed-forward?", 8)
-def ffn_sharing(preset: Preset) -> Study:
+def ffn_sharing(preset: Preset, times: int = 1) -> Study:
     """One feed-forward for all layers or for pairs, against one each.
 
     Sharing saves parameters and no FLOPs: the arm as wide again as it must be for equal parameters
     costs several times the FLOPs of a feed-forward each.
     """
     quick = preset == "quick"
-    own = small(6, 48, 128)
+    wide_by = isqrt(times)
+    own = small(6, 48 * wide_by, 128 * wide_by)
     one = shared(own, 1)
     wide = vary(one, d_ff=solve_width(one, parameters(own).total, 8))
     return Study(

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from inspect import cleandoc
+from inspect import cleandoc, signature
 from typing import Literal
 
 from msgspec import Struct
 
-from scantling.errors import UnknownNameError
+from scantling.errors import FieldError, UnknownNameError
 from scantling.lab.study.design import Study
 
 Preset = Literal["quick", "standard"]
 PRESETS = ("quick", "standard")
-Build = Callable[[Preset], Study]
+Build = Callable[..., Study]
+"""From a preset, and where the question has sizes from ``times`` a body's size, to a study."""
 
 
 class Experiment(Struct, frozen=True):
@@ -30,15 +31,31 @@ class Experiment(Struct, frozen=True):
         """What it does and how to read it."""
         return cleandoc(self.build.__doc__ or "")
 
-    def study(self, preset: str = "quick") -> Study:
+    @property
+    def sized(self) -> bool:
+        """Whether it can be asked of larger models."""
+        return "times" in signature(self.build).parameters
+
+    def study(self, preset: str = "quick", times: int = 1) -> Study:
         """The design of a preset.
+
+        Args:
+            preset: Quick or standard.
+            times: How many times larger the bodies are.
 
         Raises:
             UnknownNameError: If there is no such preset.
+            FieldError: If it has one size.
         """
         if preset not in PRESETS:
             raise UnknownNameError("--preset", preset, PRESETS)
-        return self.build(preset)  # type: ignore[arg-type]
+        if times == 1:
+            return self.build(preset)
+        if not self.sized:
+            known = ", ".join(e.name for e in EXPERIMENTS.values() if e.sized)
+            raise FieldError("--ladder", self.name, "has one size", f"use {known}, or a study of "
+                             "your own")  # fmt: skip
+        return self.build(preset, times=times)
 
 
 EXPERIMENTS: dict[str, Experiment] = {}

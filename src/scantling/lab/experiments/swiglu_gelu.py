@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import isqrt
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @experiment("swiglu-gelu", "gated or plain feed-forwards, at equal parameters?", 4)
-def swiglu_gelu(preset: Preset) -> Study:
+def swiglu_gelu(preset: Preset, times: int = 1) -> Study:
     """SwiGLU of width 2/3 against GELU, and what their hidden values look like.
 
     At one rate for both the answer depends on the rate: SwiGLU prefers a lower one.
@@ -23,12 +24,13 @@ def swiglu_gelu(preset: Preset) -> Study:
     layers.
     """
     quick = preset == "quick"
+    wide = isqrt(times)
     return Study(
         name="swiglu-gelu",
         question="Which feed-forward has the lower loss at equal parameters?",
         shapes=(
-            Shape("SwiGLU", small(4, 48, 128)),
-            Shape("GELU", small(4, 48, 192, gated=False, activation="gelu")),
+            Shape("SwiGLU", small(4, 48 * wide, 128 * wide)),
+            Shape("GELU", small(4, 48 * wide, 192 * wide, gated=False, activation="gelu")),
         ),
         data="code",
         tokens=260_000 if quick else 1_000_000,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import isqrt
 from typing import Any
 
 from msgspec.structs import replace
@@ -14,10 +15,10 @@ from scantling.spec.vary import rewrite
 
 
 @experiment("windows", "what do layers lose that see only a window?", 6)
-def windows(preset: Preset) -> Study:
+def windows(preset: Preset, times: int = 1) -> Study:
     """Four layers of full attention, of windows, and three of windows to one of full attention."""
     quick = preset == "quick"
-    full = small(4, 48, 128)
+    full = small(4, 48 * isqrt(times), 128 * isqrt(times))
     return Study(
         name="windows",
         question="What do windows of 16 tokens cost in a context of 128?",

@@ -1,7 +1,7 @@
 """Studies: shapes made equal, swept over rates, compared over seeds, judged."""
 
 from scantling.lab.study.answer import Answer, answer, result_json
-from scantling.lab.study.design import Measure, Rates, Shape, Study
+from scantling.lab.study.design import Measure, Probed, Rates, Shape, Study
 from scantling.lab.study.trial import Data, GroupRunner, Outcome, Pace, Runner, Trial
 
 __all__ = [
@@ -11,6 +11,7 @@ __all__ = [
     "Measure",
     "Outcome",
     "Pace",
+    "Probed",
     "Rates",
     "Runner",
     "Shape",

@@ -20,10 +20,18 @@ from scantling.costs.count import flops, parameters
 from scantling.errors import FieldError
 from scantling.lab.study import store
 from scantling.lab.study.design import Shape, Study
-from scantling.lab.study.plan import Plan, cost, plan, replan
+from scantling.lab.study.plan import Plan, Trained, cost, plan, replan
 from scantling.lab.study.sweep import ShapeJob, Swept, groups, run_shape, trials
 from scantling.lab.study.trial import Data, GroupRunner, Pace, Record, Runner, Trial, key
-from scantling.lab.study.verdict import Arm, Verdict, arm, headline, resolvable, spread, verdicts
+from scantling.lab.study.verdict import (
+    Arm,
+    Verdict,
+    arms_of,
+    headline,
+    resolvable,
+    spread,
+    verdicts,
+)
 
 Say = Callable[[str], None]
 Progress = Callable[[int, int], None]
@@ -96,7 +104,8 @@ def answer(
         if not slow or budget_s is None:
             break
         done = _done(study, runner, found, data, folder)
-        found = replan(study, found, slow, budget_s - (time.time() - begun), done)
+        found = replan(study, found, slow, budget_s - (time.time() - begun), done,
+                       _models(study, runner))  # fmt: skip
         say(f"runs take {slow:.1f} times what was timed, planned anew; {sum(done.values())} are "
             "done")  # fmt: skip
         for line in found.lines(study):
@@ -142,11 +151,32 @@ def planned(
     if found is None or found.budget_s != budget_s:
         say(f"timing five steps of {len(study.shapes)} shapes")
         paces = _paces(study, runner, engine, n)
-        found = plan(study, paces, n, budget_s, spent_s=time.monotonic() - begun)
+        found = plan(study, paces, n, budget_s, spent_s=time.monotonic() - begun,
+                     trained=_models(study, runner))  # fmt: skip
         store.write(folder / store.PLAN, found)
     for line in found.lines(study):
         say(line)
     return found, data, n
+
+
+def _models(study: Study, runner: Runner) -> Trained:
+    """Whether the models of every seed are there, where a study only looks at them."""
+
+    def trained(tokens: int) -> bool:
+        (shape,) = study.shapes
+        (rate,) = study.grid(shape, tokens)
+        runs = (study.trial(shape, rate, seed, tokens) for seed in range(study.seeds))
+        return all(map(runner.trained, runs))
+
+    return trained
+
+
+def _shares(study: Study, seeds: int) -> list[tuple[int, int]]:
+    """The first seed of each job of a shape, and how many it has.
+
+    Where there is one shape, its seeds are what workers can share.
+    """
+    return [(0, seeds)] if study.probed is None else [(seed, 1) for seed in range(seeds)]
 
 
 def _done(
@@ -195,7 +225,8 @@ def pace(runner: Runner, job: tuple[list[Trial], int]) -> Pace:
 def _paces(study: Study, runner: Runner, engine: str, workers: int) -> dict[str, Pace]:
     """Every shape timed where it will run, with as many beside it."""
     n = study.rates.n
-    jobs = [([_first(study, shape, seed) for seed in range(study.seeds) for _ in range(n)], n)
+    seeds = _shares(study, study.seeds)[0][1]
+    jobs = [([_first(study, shape, seed) for seed in range(seeds) for _ in range(n)], n)
             for shape in study.shapes]  # fmt: skip
     found = executor.run(pace, jobs, shared=runner, engine=engine, workers=workers, ahead=1)
     return dict(zip((s.name for s in study.shapes), found, strict=True))
@@ -207,17 +238,19 @@ def _run(
 ) -> dict[str, Swept]:  # fmt: skip
     """Every shape of the plan, the longest first, or those before one that is too slow."""
     until = None if planned.budget_s is None else begun + OVER * planned.budget_s
-    jobs = [ShapeJob(s, data[s.name], planned.tokens, planned.seeds, str(folder), until,
-                     planned.paces[s.name], slack)
-            for s in study.shapes if s.name in planned.shapes]  # fmt: skip
+    jobs = [ShapeJob(s, data[s.name], planned.tokens, n, str(folder), until,
+                     planned.paces[s.name], slack, first)
+            for s in study.shapes if s.name in planned.shapes
+            for first, n in _shares(study, planned.seeds)]  # fmt: skip
     jobs.sort(key=lambda j: -cost(study, j.shape, planned.paces[j.shape.name], j.tokens, j.seeds,
                                   extended=False))  # fmt: skip
     results = executor.run(run_shape, jobs, shared=(study, runner), engine=engine,
                            workers=workers, ahead=1, lost=_lost)  # fmt: skip
-    found = {}
+    found: dict[str, Swept] = {}
     with _watched(folder, planned.runs * study.rates.n, progress):
         for swept in results:
-            found[swept.shape] = swept
+            before = found.get(swept.shape)
+            found[swept.shape] = swept if before is None else before.joined(swept)
             for record in swept.records:  # those of another machine are not in the folder yet
                 if store.kept(folder, record.key) is None:
                     store.keep(folder, record)
@@ -257,7 +290,7 @@ def _judged(
     study: Study, planned: Plan, data: dict[str, Data], swept: Mapping[str, Swept], folder: Path,
     seconds: float,
 ) -> Answer:  # fmt: skip
-    arms = [arm(study, swept[name], data[name]) for name in planned.shapes]
+    arms = [one for name in planned.shapes for one in arms_of(study, swept[name], data[name])]
     found = verdicts(study, arms)
     clear = sum(v.kind != "unresolved" for v in found)
     records = tuple(r for s in swept.values() for r in s.records)
@@ -294,7 +327,7 @@ def result_json(found: Answer) -> dict[str, Any]:
     flops_off = _flops_off(found.study, found.plan)
     shapes = []
     for one in found.arms:
-        shape = by_name[one.shape]
+        shape = by_name.get(one.shape, found.study.shapes[0])  # an arm of a trained model
         p = parameters(shape.spec)
         trial = found.study.trial(shape, 0.0, 0, found.plan.tokens)
         shapes.append({
@@ -304,7 +337,7 @@ def result_json(found: Answer) -> dict[str, Any]:
             "n_layer": int(shape.spec.n_layer), "d_model": int(shape.spec.d_model),
             "train_flops_per_token": _flops_a_token(trial),
             "tokens": trial.steps * trial.batch * trial.context,
-            "seconds": sum(r.outcome.seconds for r in found.records if r.shape == one.shape),
+            "seconds": sum(r.outcome.seconds for r in found.records if r.shape == shape.name),
         })  # fmt: skip
     study = {f: getattr(found.study, f) for f in found.study.__struct_fields__ if f != "shapes"}
     return {

@@ -72,6 +72,19 @@ class Measure(Struct, frozen=True):
     """A seed counts as solved from this value on; arms are then judged by the share of solved."""
 
 
+class Probed(Struct, frozen=True):
+    """Arms that are one trained model looked at in several ways, in place of several shapes."""
+
+    arms: tuple[str, ...]
+    pairs: tuple[tuple[str, str], ...]
+    """What is compared, in the order of its weight: first what is expected to be better."""
+
+    @staticmethod
+    def key(arm: str, measure: str) -> str:
+        """The name under which a probe tells a measure of an arm."""
+        return f"{arm}|{measure}"
+
+
 class Study(Struct, frozen=True):
     """A question to small models, and the design that answers it."""
 
@@ -93,6 +106,9 @@ class Study(Struct, frozen=True):
     optimizer: str = "adamw"
     schedule: str = "cosine"
     probe: str | None = None
+    """``module:function``, from (model, task, trial) to further measures of a trained model."""
+    probed: Probed | None = None
+    """Where one model is trained and ``probe`` measures every arm of it."""
     least_tokens: int | None = None
     """No budget shrinks a run below; a quarter of ``tokens`` unless given."""
     expected: str = ""
@@ -107,6 +123,7 @@ class Study(Struct, frozen=True):
             tokens=max(round(tokens * shape.share), self.batch * self.context), batch=self.batch,
             context=self.context, tokenizer=shape.tokenizer or self.tokenizer, param=shape.param,
             optimizer=self.optimizer, schedule=self.schedule, probe=self.probe,
+            keep=self.probed is not None,
         )  # fmt: skip
 
     def grid(self, shape: Shape, tokens: int) -> list[float]:
@@ -118,7 +135,7 @@ class Study(Struct, frozen=True):
     @property
     def pairs(self) -> int:
         """Comparisons it makes."""
-        return math.comb(len(self.shapes), 2)
+        return math.comb(len(self.shapes), 2) if self.probed is None else len(self.probed.pairs)
 
     @property
     def least_seeds(self) -> int:
@@ -129,7 +146,8 @@ class Study(Struct, frozen=True):
     @property
     def hash(self) -> str:
         """Of the whole design: a folder holds runs of one study."""
-        told = json.dumps(msgspec.to_builtins(self), sort_keys=True)
+        same = msgspec.json.decode(msgspec.json.encode(self), type=Study)  # 2 is 2.0 once read back
+        told = json.dumps(msgspec.to_builtins(same), sort_keys=True)
         return hashlib.sha256(told.encode()).hexdigest()[:16]
 
     def check(self) -> Study:
@@ -142,7 +160,9 @@ class Study(Struct, frozen=True):
         own = context_of(self.data)
         if own not in {None, self.context}:
             return replace(self, context=own).check()
-        names = [s.name for s in self.shapes]
+        if self.probed is not None:
+            self._check_probed(self.probed)
+        names = [s.name for s in self.shapes if self.probed is None] or list(self.arms)
         if len(names) < 2:
             raise FieldError("shapes", len(names), "compare nothing", "give at least 2")
         if len(set(names)) < len(names):
@@ -168,6 +188,18 @@ class Study(Struct, frozen=True):
             raise FieldError("tokens", self.tokens, "are less than one batch of "
                              f"{self.batch * self.context:,}")  # fmt: skip
         return self
+
+    @property
+    def arms(self) -> tuple[str, ...]:
+        """What is compared, by name."""
+        return tuple(s.name for s in self.shapes) if self.probed is None else self.probed.arms
+
+    def _check_probed(self, probed: Probed) -> None:
+        if len(self.shapes) != 1 or self.rates.n != 1 or self.rates.extend:
+            raise FieldError("rates", self.rates.n, "must be one, of one shape, where a trained "
+                             "model is looked at in several ways")  # fmt: skip
+        assert self.probe is not None, "someone measures the arms"
+        assert {a for pair in probed.pairs for a in pair} <= set(probed.arms), probed.pairs
 
     def _check_rates(self) -> None:
         rates = self.rates

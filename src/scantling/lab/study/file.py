@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from scantling.catalog import load
 from scantling.errors import FieldError, ScantlingError, UnknownNameError, nearest
 from scantling.lab.match import iso
-from scantling.lab.scaled import scaled
+from scantling.lab.scaled import BODY, scaled
 from scantling.lab.study.design import Measure, Rates, Shape, Study, context_of
 from scantling.spec import check, vary
 from scantling.units import parse_count, parse_seconds
@@ -34,8 +34,12 @@ KEYS = (*TEXTS, *COUNTS, "measure", "solved", "rates", "iso", "scale", "shapes")
 SHAPE_KEYS = ("model", "name", "set", "param", "rate", "tokenizer")
 
 
-def read_study(path: Path) -> Study:
+def read_study(path: Path, times: int = 1) -> Study:
     """A study from a file.
+
+    Args:
+        path: Of the file.
+        times: How many times larger ``[iso]`` or ``[scale]`` make the shapes than it says.
 
     Shapes are those of ``[iso]`` (``n_layer`` and one quantity), or models listed under
     ``[[shapes]]``: a name of the catalogue or a config beside the file. ``[scale]`` makes them
@@ -67,7 +71,7 @@ def read_study(path: Path) -> Study:
         kinds = {"n": int, "step": float, "extend": int}
         fields["rates"] = Rates(**{k: _as(v, kinds[k], f"rates.{k}") for k, v in rates.items()})
     fields["measure"] = _measure(told)
-    return Study(shapes=_shapes(told, path, fields), **fields).check()
+    return Study(shapes=_shapes(told, path, fields, times), **fields).check()
 
 
 def _measure(told: dict[str, Any]) -> Measure:
@@ -82,7 +86,9 @@ def _measure(told: dict[str, Any]) -> Measure:
     return replace(MEASURES[name], solved=solved)
 
 
-def _shapes(told: dict[str, Any], path: Path, fields: dict[str, Any]) -> tuple[Shape, ...]:
+def _shapes(
+    told: dict[str, Any], path: Path, fields: dict[str, Any], times: int
+) -> tuple[Shape, ...]:
     if ("iso" in told) == ("shapes" in told):
         raise FieldError("study", str(path), "must have either [iso] or [[shapes]]")
     if "iso" in told:
@@ -93,10 +99,12 @@ def _shapes(told: dict[str, Any], path: Path, fields: dict[str, Any]) -> tuple[S
                              "n_layer = [2, 4, 8]")  # fmt: skip
         depths = [_count(n, "iso.n_layer") for n in given["n_layer"]]
         wanted: dict[str, Any] = {
-            k: _count(given[k], f"iso.{k}") for k in ("body", "params", "flops") if k in given
+            k: times * _count(given[k], f"iso.{k}")
+            for k in ("body", "params", "flops")
+            if k in given
         }
         if "time" in given:
-            wanted["time"] = parse_seconds(given["time"], "iso.time")
+            wanted["time"] = times * parse_seconds(given["time"], "iso.time")
         if "chip" in given:
             wanted["chip"] = _as(given["chip"], str, "iso.chip")
         runs = {k: fields[k] for k in ("batch", "context") if k in fields}
@@ -107,7 +115,10 @@ def _shapes(told: dict[str, Any], path: Path, fields: dict[str, Any]) -> tuple[S
     if "scale" in told:
         given = _table(told, "scale")
         _known(given, ("body", "n_layer", "vocab_size"), "scale.")
-        return scaled(shapes, **{k: _count(v, f"scale.{k}") for k, v in given.items()})
+        counts = {k: _count(v, f"scale.{k}") for k, v in given.items()}
+        return scaled(shapes, **counts | {"body": times * counts.get("body", BODY)})
+    if times > 1:
+        raise FieldError("--ladder", str(path), "has shapes of one size", "give [iso] or [scale]")
     return shapes
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -15,6 +15,10 @@ from scantling.units import count_text, seconds_text
 
 RESERVE = 0.75
 """Share of a budget that is planned: a machine with other programs on it slows down."""
+
+
+Trained = Callable[[int], bool]
+"""Whether all models of runs of so many tokens are known, of a study that only looks at them."""
 
 
 class Plan(Struct, frozen=True):
@@ -32,6 +36,8 @@ class Plan(Struct, frozen=True):
     budget_s: float | None = None
     shrunk: tuple[str, ...] = ()
     """What was given up, in sentences."""
+    known: bool = False
+    """Whether the models are trained already, and are only looked at."""
 
     @property
     def runs(self) -> int:
@@ -44,8 +50,12 @@ class Plan(Struct, frozen=True):
         grown = f", up to {n + extend} where the best lies at the edge" if extend else ""
         workers = f"{self.workers} {'worker' if self.workers == 1 else 'workers'}"
         rates = "one rate" if n == 1 else f"{n} rates"
+        what = f"{len(self.shapes)} shapes × {rates}{grown}"
+        if study.probed is not None:
+            known = "known models" if self.known else "one model"
+            what = f"{known} looked at in {len(study.probed.arms)} ways"
         first = (
-            f"{len(self.shapes)} shapes × {rates}{grown} × {self.seeds} seeds, "
+            f"{what} × {self.seeds} seeds, "
             f"{count_text(self.tokens)} tokens a run, {workers}: about "
             f"{minutes(self.expected_s)}, at most {minutes(self.most_s)}"
         )
@@ -89,6 +99,7 @@ def makespan(seconds: list[float], workers: int) -> float:
 def plan(
     study: Study, paces: Mapping[str, Pace], workers: int, budget_s: float | None = None,
     *, spent_s: float = 0.0, smallest: bool = False, done: Mapping[str, int] | None = None,
+    trained: Trained = lambda _: False,
 ) -> Plan:  # fmt: skip
     """A study that fits a budget: fewer tokens first, then fewer shapes, then fewer seeds.
 
@@ -105,10 +116,16 @@ def plan(
         smallest: Whether the smallest study is taken where none fits.
         done: Runs of each shape that need not be made again, at the number of tokens the study
             has.
+        trained: Whether models are known, where a study only looks at trained models; it trains
+            at the tokens that are asked for or a half, a quarter, … of them, so that several such
+            studies can share their models.
 
     Raises:
         FieldError: If not even the smallest study fits.
     """
+    if study.probed is not None:
+        return _plan_probed(study, paces, workers, budget_s, trained, spent_s=spent_s,
+                            smallest=smallest, done=done or {})  # fmt: skip
     least = min(study.least_tokens or study.tokens // 4, study.tokens)
     shapes, seeds = list(study.shapes), study.seeds
 
@@ -151,7 +168,8 @@ def plan(
 
 
 def replan(
-    study: Study, old: Plan, slow: float, left_s: float, done: Mapping[str, int]
+    study: Study, old: Plan, slow: float, left_s: float, done: Mapping[str, int],
+    trained: Trained = lambda _: False,
 ) -> Plan:  # fmt: skip
     """A plan for the time that is left at the pace that was seen.
 
@@ -165,6 +183,7 @@ def replan(
         slow: How many times longer its runs take.
         left_s: Seconds that are left.
         done: Runs of the plan that are kept, by shape.
+        trained: As of ``plan``.
     """
     left_s = max(left_s, 1e-3)
     paces = {
@@ -174,13 +193,47 @@ def replan(
     near = sorted((s for s in study.shapes if s.name in old.shapes), key=lambda s: -done[s.name])
     on = replace(study, shapes=tuple(near), tokens=old.tokens, least_tokens=old.tokens,
                  seeds=old.seeds)  # fmt: skip
-    plans = [plan(on, paces, old.workers, left_s, smallest=True, done=done),
-             plan(study, paces, old.workers, left_s, smallest=True)]  # fmt: skip
+    plans = [
+        plan(on, paces, old.workers, left_s, smallest=True, done=done, trained=trained),
+        plan(study, paces, old.workers, left_s, smallest=True, trained=trained),
+    ]
     best = max(plans, key=lambda p: (p.expected_s <= left_s, len(p.shapes)))
     names = tuple(s.name for s in study.shapes if s.name in best.shapes)
     dropped = [s.name for s in study.shapes if s.name not in names]
     return replace(best, shapes=names, budget_s=old.budget_s,
                    shrunk=_given_up(study, best.tokens, best.seeds, dropped))  # fmt: skip
+
+
+def _plan_probed(
+    study: Study, paces: Mapping[str, Pace], workers: int, budget_s: float | None,
+    trained: Trained, *, spent_s: float, smallest: bool, done: Mapping[str, int],
+) -> Plan:  # fmt: skip
+    """The most tokens that fit, of those asked for and their halves; a job is a seed."""
+    (shape,) = study.shapes
+    pace, made = paces[shape.name], done.get(shape.name, 0)
+    least = min(study.least_tokens or study.tokens // 4, study.tokens)
+    tokens, seeds = study.tokens, study.seeds
+
+    def ends() -> float:
+        each = pace.once_s + pace.judge_s
+        if not trained(tokens):
+            each = cost(study, shape, pace, tokens, 1, extended=False)
+        return makespan([each] * (seeds - made), workers)
+
+    while budget_s is not None and ends() > RESERVE * budget_s - spent_s:
+        if tokens // 2 >= least:
+            tokens //= 2
+        elif seeds > study.least_seeds:
+            seeds -= 1
+        elif smallest:
+            break
+        else:
+            need = (ends() + spent_s) / RESERVE
+            raise FieldError("budget", minutes(budget_s), f"is too short: {seeds} models of "
+                             f"{count_text(tokens)} tokens take {minutes(need)}",
+                             f"give {minutes(need * 1.05)}")  # fmt: skip
+    return Plan(tokens, seeds, (shape.name,), workers, {shape.name: pace}, ends(), ends(),
+                budget_s, _given_up(study, tokens, seeds, []), trained(tokens))  # fmt: skip
 
 
 def _given_up(study: Study, tokens: int, seeds: int, dropped: Sequence[str]) -> tuple[str, ...]:

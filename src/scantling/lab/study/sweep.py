@@ -42,6 +42,8 @@ class ShapeJob(Struct, frozen=True):
     pace: Pace | None = None
     slack: float = math.inf
     """Times longer than its pace that runs may take, before the study must be planned anew."""
+    first: int = 0
+    """The number of the first seed."""
 
 
 class Swept(Struct, frozen=True):
@@ -57,6 +59,12 @@ class Swept(Struct, frozen=True):
     """How many times longer than planned its runs took, where that ends the job."""
     lost: bool = False
     """Whether every worker that ran it died."""
+
+    def joined(self, other: Swept) -> Swept:
+        """Two jobs of one shape, each with its own seeds, as one."""
+        slow = max((s for s in (self.slow, other.slow) if s is not None), default=None)
+        return Swept(self.shape, self.records + other.records, self.rates,
+                     self.stopped or other.stopped, slow, self.lost or other.lost)  # fmt: skip
 
 
 def run_shape(shared: tuple[Study, Runner], job: ShapeJob) -> Swept:
@@ -88,7 +96,7 @@ def trials(study: Study, job: ShapeJob, rates: Sequence[float]) -> list[Trial]:
     """The runs of a job at some rates, on the data that it must have; seeds in the outer loop."""
     return [
         replace(study.trial(job.shape, rate, seed, job.tokens), data_hash=job.data.hash)
-        for seed in range(job.seeds) for rate in rates
+        for seed in range(job.first, job.first + job.seeds) for rate in rates
     ]  # fmt: skip
 
 

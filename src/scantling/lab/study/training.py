@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import hashlib
+import json
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -13,8 +15,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from scantling.errors import FieldError
 from scantling.lab.study.trial import Data, Outcome, Pace, Stop, Trial
+from scantling.lab.version import code_version
 
 if TYPE_CHECKING:
     from scantling.lab.run import Result, TrainingRun
@@ -35,13 +40,30 @@ class Training:
         threads: Of each process on a CPU.
         compile: Whether steps of trials that train together are compiled where that pays; what
             they come to then differs by rounding.
+        models: Where models are kept that several studies look at; each is the folder of a run,
+            which ``lab probe`` and ``lab train --from`` take too. None keeps nothing.
     """
 
     def __init__(
         self, device: str | None = None, threads: int = 1, *,
         compile: bool = False,  # noqa: A002 - torch's word
+        models: Path | None = None,
     ) -> None:  # fmt: skip
         self.device, self.threads, self.compile = device, threads, compile
+        self.models = None if models is None else models.absolute()
+
+    def place(self, trial: Trial) -> Path | None:
+        """The folder of its model, by what the model depends on: not by what looks at it."""
+        if self.models is None or not trial.keep:
+            return None
+        told = msgspec.to_builtins(msgspec.structs.replace(trial, probe=None, data_hash=None))
+        text = json.dumps([told, self.data_hash(trial), self.name, code_version()], sort_keys=True)
+        return self.models / hashlib.sha256(text.encode()).hexdigest()[:24]
+
+    def trained(self, trial: Trial) -> bool:
+        """Whether its model is kept, trained to the end."""
+        place = self.place(trial)
+        return place is not None and (place / "result.jsonl").exists()
 
     @property
     def name(self) -> str:
@@ -72,10 +94,10 @@ class Training:
         return text_hash(trial.data, trial.tokenizer) or str(_task(trial).hash)
 
     def at_once(self, trial: Trial, n: int) -> bool:
-        """Whether n trials of its shape are trained faster together."""
+        """Whether n trials of its shape are trained faster together; a kept model is made alone."""
         from scantling.lab.train_many import at_once
 
-        return at_once(self._asked(trial, steps=1), n)
+        return not trial.keep and at_once(self._asked(trial, steps=1), n)
 
     def pace(self, trial: Trial) -> Pace:
         """Time five steps, building and judging apart."""
@@ -125,7 +147,7 @@ class Training:
             if share < 1 and stop(share, record["seconds"]):
                 raise _StoppedError
 
-        trained = self._train(trials, keep, told, steps=one.steps)
+        trained = self._train(trials, keep, told, steps=one.steps, out=self.place(one))
         shared_s = (time.perf_counter() - begun) / len(trials)
         outcomes = []
         for trial, found in zip(trials, trained, strict=True):
@@ -160,8 +182,9 @@ class Training:
     def _train(
         self, trials: Sequence[Trial], keep: Path | None = None,
         on_step: Callable[[dict[str, Any]], None] | None = None, *, steps: int,
+        out: Path | None = None,
     ) -> list[Result]:  # fmt: skip
-        """One as it is, several together."""
+        """One as it is, kept in ``out``, several together."""
         from scantling.lab.ensemble import compiles
         from scantling.lab.train import train
         from scantling.lab.train_many import train_many
@@ -169,7 +192,7 @@ class Training:
         n = len(trials)
         compiled = self.compile and n > 1 and compiles(n * trials[0].tokens)
         runs = [replace(self._asked(trial, steps), compile=compiled) for trial in trials]
-        return [train(runs[0])] if n == 1 else train_many(runs, keep, on_step)
+        return [train(replace(runs[0], out=out))] if n == 1 else train_many(runs, keep, on_step)
 
 
 class _StoppedError(Exception):
@@ -182,15 +205,15 @@ def _task(trial: Trial) -> Any:
     Raises:
         FieldError: If it is not: changed since, or another on this machine.
     """
-    one = _kept_task(trial.data, trial.batch, trial.context, trial.tokenizer)
+    one = task_of(trial.data, trial.batch, trial.context, trial.tokenizer)
     if trial.data_hash not in {None, one.hash}:
         raise FieldError("data", trial.data, "is not what this study began with",
                          "all runs of a study read the same")  # fmt: skip
     return one
 
 
-@functools.lru_cache(4)
-def _kept_task(data: str, batch: int, context: int, tokenizer: str) -> Any:
+@functools.lru_cache(8)
+def task_of(data: str, batch: int, context: int, tokenizer: str) -> Any:
     """A task, kept: cutting a corpus into tokens takes longer than a small run."""
     from scantling.lab.data import TextTask, task
 

@@ -33,6 +33,8 @@ class Trial(Struct, frozen=True):
     schedule: str = "cosine"
     probe: str | None = None
     """``module:function``, from (model, task, trial) to further measures of the trained model."""
+    keep: bool = False
+    """Whether the trained model is kept for other probes."""
     data_hash: str | None = None
     """What its data must be; None where the study only asks for it."""
 
@@ -96,6 +98,9 @@ class Runner(Protocol):
 
     def pace(self, trial: Trial) -> Pace:
         """Seconds, from five steps."""
+
+    def trained(self, trial: Trial) -> bool:
+        """Whether its model is there, and only what looks at it is to be run."""
 
     def run(self, trial: Trial) -> Outcome:
         """Train and judge it."""

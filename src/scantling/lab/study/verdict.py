@@ -8,10 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from scantling.lab import stats
 from scantling.lab.stats import Contrast, Interval
-from scantling.lab.study.design import Measure, Study
+from scantling.lab.study.design import Measure, Probed, Study
 from scantling.lab.study.sweep import Swept, at_edge, best_rate
 from scantling.lab.study.trial import Data, Record
 
@@ -89,6 +90,24 @@ def arm(study: Study, swept: Swept, data: Data) -> Arm:
     )  # fmt: skip
 
 
+def arms_of(study: Study, swept: Swept, data: Data) -> list[Arm]:
+    """The arms that a shape gives: itself, or what was looked at of its trained models."""
+    if study.probed is None:
+        return [arm(study, swept, data)]
+    whole = arm(replace(study, measure=Measure(), also=()), swept, data)
+    records = sorted(swept.records, key=lambda r: r.trial.seed)
+    found = []
+    for name in study.probed.arms:
+        if whole.unresolved is not None:
+            found.append(replace(whole, shape=name, seeds=(), interval=None))
+            continue
+        values = _values(records, study.measure, name)
+        also = {m.name: _values(records, m, name) for m in study.also}
+        found.append(Arm(name, whole.rate, whole.rates, whole.chosen, None, values,
+                         _interval(values, study.measure), also))  # fmt: skip
+    return found
+
+
 def _chosen(records: Sequence[Record], rate: float) -> float | None:
     there = [r.outcome for r in records if r.trial.rate == rate]
     return (
@@ -96,8 +115,11 @@ def _chosen(records: Sequence[Record], rate: float) -> float | None:
     )
 
 
-def _values(records: Sequence[Record], measure: Measure) -> tuple[float, ...]:
-    return tuple(r.outcome.measures[measure.name] for r in records)
+def _values(
+    records: Sequence[Record], measure: Measure, of: str | None = None
+) -> tuple[float, ...]:
+    name = measure.name if of is None else Probed.key(of, measure.name)
+    return tuple(r.outcome.measures[name] for r in records)
 
 
 def _interval(values: Sequence[float], measure: Measure) -> Interval:
@@ -131,16 +153,23 @@ def verdicts(study: Study, arms: Sequence[Arm]) -> list[Verdict]:
     """Every pair of arms, the first one of a pair the better one.
 
     Welch's test of the seeds, or Fisher's of the shares that solved it, at 5 % over all pairs by
-    Holm's adjustment.
+    Holm's adjustment. Where arms are the same models looked at in several ways, only the pairs
+    that the study names are compared, and the t-test is of differences within each model.
     """
-    clear = [a for a in arms if a.unresolved is None]
-    pairs = [sorted(p, key=lambda a: _rank(a, study.measure))
-             for p in itertools.combinations(clear, 2)]  # fmt: skip
-    contrasts = [_contrast(a, b, study.measure) for a, b in pairs]
+    asked = list(itertools.combinations(arms, 2))
+    if study.probed is not None:
+        by_name = {a.shape: a for a in arms}
+        asked = [(by_name[a], by_name[b]) for a, b in study.probed.pairs]
+    pairs = [sorted(p, key=lambda a: _rank(a, study.measure)) for p in asked
+             if p[0].unresolved is None and p[1].unresolved is None]  # fmt: skip
+    paired = study.probed is not None
+    contrasts = [_contrast(a, b, study.measure, paired=paired) for a, b in pairs]
     adjusted = stats.holm([c.p for c in contrasts])
-    found = [_verdict(a, b, c, p, study.measure, _spread_of(a, b, study.measure), len(pairs))
-             for (a, b), c, p in zip(pairs, contrasts, adjusted, strict=True)]  # fmt: skip
-    for a, b in itertools.combinations(arms, 2):
+    found = []
+    for (a, b), c, p in zip(pairs, contrasts, adjusted, strict=True):
+        sd = (_paired_sd if paired else _spread_of)(a, b, study.measure)
+        found.append(_verdict(a, b, c, p, study.measure, sd, len(pairs)))
+    for a, b in asked:
         doubts = [f"{x.shape} {x.unresolved}" for x in (a, b) if x.unresolved is not None]
         if doubts:
             text = f"{a.shape} and {b.shape}: unresolved ({'; '.join(doubts)})"
@@ -150,7 +179,7 @@ def verdicts(study: Study, arms: Sequence[Arm]) -> list[Verdict]:
 
 def spread(study: Study, arms: Sequence[Arm]) -> float | None:
     """The standard deviation between seeds, over all arms that are clear; logarithms of a ratio."""
-    if study.measure.solved is not None:
+    if study.measure.solved is not None or study.probed is not None:
         return None
     known = [[_scale(study.measure)(v) for v in a.seeds] for a in arms if a.unresolved is None]
     return stats.pooled(known) if known else None
@@ -179,6 +208,13 @@ def resolvable(study: Study, arms: Sequence[Arm], pairs: int) -> float | None:
     return math.exp(effect) if study.measure.ratio else effect
 
 
+def _paired_sd(a: Arm, b: Arm, measure: Measure) -> float:
+    """The standard deviation of one arm that, without pairs, would give a difference the same."""
+    scale = _scale(measure)
+    apart = [scale(x) - scale(y) for x, y in zip(a.seeds, b.seeds, strict=True)]
+    return stats.deviation(apart) / math.sqrt(2)
+
+
 def _scale(measure: Measure) -> Callable[[float], float]:
     return math.log if measure.ratio else float
 
@@ -188,11 +224,12 @@ def _rank(a: Arm, measure: Measure) -> float:
     return a.interval.value * (1 if measure.better == "lower" else -1)
 
 
-def _contrast(a: Arm, b: Arm, measure: Measure) -> Contrast:
+def _contrast(a: Arm, b: Arm, measure: Measure, *, paired: bool) -> Contrast:
     if a.solved is not None and b.solved is not None:
         return stats.shares(a.solved, len(a.seeds), b.solved, len(b.seeds))
     scale = _scale(measure)
-    return stats.welch([scale(v) for v in a.seeds], [scale(v) for v in b.seeds])
+    test = stats.paired if paired else stats.welch
+    return test([scale(v) for v in a.seeds], [scale(v) for v in b.seeds])
 
 
 def _verdict(
@@ -231,6 +268,8 @@ def _share(a: Arm) -> float:
 
 def headline(study: Study, arms: Sequence[Arm], found: Sequence[Verdict]) -> str:
     """The answer in one sentence."""
+    if study.probed is not None:
+        return _headline_probed(study.probed, arms, found)
     clear = [a for a in arms if a.unresolved is None]
     open_ = [a.shape for a in arms if a.unresolved is not None]
     rest = f"; unresolved: {', '.join(open_)}" if open_ else ""
@@ -252,3 +291,24 @@ def headline(study: Study, arms: Sequence[Arm], found: Sequence[Verdict]) -> str
     if len(won) == 1:
         return f"{beaten[won[0]].text}{rest}"
     return f"{best.shape} is {word} than every other: {', '.join(won)}{rest}"
+
+
+def _headline_probed(probed: Probed, arms: Sequence[Arm], found: Sequence[Verdict]) -> str:
+    """The first comparison, and how all of them stand to what was expected."""
+    unresolved = next((a.unresolved for a in arms if a.unresolved is not None), None)
+    if unresolved is not None:
+        return f"unresolved: {unresolved}"
+    by_pair = {frozenset((v.a, v.b)): v for v in found}
+    judged = [(pair, by_pair[frozenset(pair)]) for pair in probed.pairs]
+    parts = [judged[0][1].text]
+    ways = {
+        "as expected": [v for (a, _), v in judged if v.kind == "better" and v.a == a],
+        "the other way": [v for (_, b), v in judged if v.kind == "better" and v.a == b],
+        "not separated": [v for _, v in judged if v.kind == "not separated"],
+    }
+    counts = ", ".join(f"{len(vs)} {way}" for way, vs in ways.items() if vs)
+    parts.append(f"of {len(judged)} comparisons {counts}")
+    if ways["the other way"]:
+        told = ", ".join(f"{v.a} better than {v.b}" for v in ways["the other way"])
+        parts.append(f"other than expected: {told}")
+    return "; ".join(parts)
