@@ -255,6 +255,20 @@ def _print_speed(out: Console, found: Result) -> None:
         if found.run.chip is None and found.clock == "thread":
             told += " on the reference CPU; scantling calibrate --threads 1 measures yours"
     out.print(told)
+    if found.peak_bytes:
+        out.print(_memory(found))
+
+
+def _memory(found: Result) -> str:
+    """The peak of memory beside what tensors need."""
+    from scantling.units import bytes_text
+
+    on_gpu = found.clock != "thread" and next(found.model.parameters()).is_cuda
+    measured, said = bytes_text(found.peak_bytes), bytes_text(float(found.memory.total))
+    if on_gpu:
+        off = f": ×{found.peak_bytes / float(found.memory.total):.2f}"
+        return f"memory {measured} at most, {said} predicted{off}"
+    return f"memory: the process grew by {measured} at most, {said} predicted of its tensors"
 
 
 def _sparkline(losses: list[float], width: int = 40) -> str:

@@ -138,8 +138,7 @@ def _plain(spec: Spec, plan: Plan, recipe: Recipe, context: int) -> list[Trainin
     sums = _Sums(0, replace(held, gradients=0), plan, recipe)
     gathered = gathered_bytes(ops, plan, recipe)
     found = []
-    for one in moments(spec, ops, int(item(recipe)), held=plan.n_micro_batch > 1,
-                       optimizer=recipe.optimizer):  # fmt: skip
+    for one in moments(spec, ops, recipe, held=plan.n_micro_batch > 1):
         at = sums.at(one.name, one.activations, one.logits, one.buffers + gathered,
                      gradients=one.gradients)  # fmt: skip
         found.append(at)

@@ -92,7 +92,10 @@ class _Flow:
         """Whether what the block's branches read is kept."""
         self.own: bool | None = None
         """The same of what a branch normed for itself; None where it reads the block's."""
-        self.mixes = self.skips = False
+        self.streams: Any = 1
+        """Residual streams."""
+        self.skips = False
+        """Whether only some tokens pass the block."""
 
     def around(self, op: Op) -> Iterator[Step]:
         """A norm, a mix, a router on the stream; an embedding's norm, the head."""
@@ -105,23 +108,27 @@ class _Flow:
             yield _norm(op, b, kept=self.read)
             self.read, self.own = True, False
         elif op.kind == "norm" and name != "hyper_norm":
-            yield _norm(op, b)
+            one = _norm(op, b)
+            each = self.streams if name == "after_norm" else 1
+            yield Step(one.kept * each, one.back * each)
         elif name == "depth_router":
             yield Step(0 if self.stream else op.m * op.k * b, 2 * op.m * op.k * b)
             self.stream, self.skips = False, True
         elif name == "hyper_static":
             # the streams, and what they are mixed to; in the backward pass n (n + 1) D twice
             streams: Any = op.tensors[0].shape[0]
-            mixed = n + n // streams
-            yield Step(n + mixed, 2 * n * (streams + 1) + 2 * mixed)
-            self.stream, self.mixes = True, True
+            self.streams = streams
+            yield Step(2 * n + n // streams, 2 * n * (streams + 1))
+            self.stream = self.read = True
         elif name == "hyper_norm":
             yield Step(n, 3 * n)
         elif name == "hyper_dynamic":
             yield Step(op.m * op.k * b + 3 * n, op.m * op.k * b)
         elif name == "residual":
-            yield Step(n * (self.mixes + self.skips), n * (self.mixes + self.skips))
-            self.stream = self.read = self.mixes = self.skips = False
+            several = not isinstance(self.streams, int) or self.streams > 1
+            grads = n * (3 * self.streams if several else self.skips)
+            yield Step(n if several or self.skips else 0, grads)
+            self.stream = self.read = self.skips = False
             self.own = None
         elif op.kind == "matmul":
             yield Step(op.m * op.k * b, op.m * (op.n + op.k) * b, weight(op, b))
@@ -132,7 +139,7 @@ class _Flow:
         """The input of a product on the stream, unless it is kept."""
         known = self.read if self.own is None else self.own
         if self.own is None:
-            self.read = self.stream = True if not self.read else self.stream
+            self.read = True
         else:
             self.own = True
         return 0 if known else op.m * op.k * self.b
@@ -160,14 +167,15 @@ def _norm(op: Op, b: int, *, kept: bool = False) -> Step:
     n = op.m * op.n * b
     if op.form == "layer":
         return Step((0 if kept else n) + 8 * op.m, 2 * n)
-    return Step((0 if kept else n) + (n if op.tensors else 0) + 4 * op.m, 3 * n)
+    return Step((0 if kept else n) + _inner(op, b) + 4 * op.m, 3 * n)
 
 
 def _inner(op: Op | None, b: int) -> Any:
-    """What a norm keeps besides its input."""
+    """What a norm keeps besides its input: that of unit size, where it is scaled."""
     if op is None:
         return 0
-    return op.m * op.n * b if op.form == "rms" and op.tensors else 0
+    scaled = any(t.name.endswith("_scale") for t in op.tensors)
+    return op.m * op.n * b if op.form == "rms" and scaled else 0
 
 
 def _widths(op: Op | None) -> dict[str, Any]:
@@ -205,7 +213,7 @@ def _grouped(by: dict[str, Op], flow: _Flow) -> Iterator[Step]:
         left = left + sum(made)
     if written:
         yield Step(left, q_n + 2 * k_n)
-        yield _written(core, sequences, heads, key, value, b, words)
+        yield from _written(core, sequences, heads, key, value, b, words)
     else:
         if normed or "rope" in words:
             left = left + q_n + k_n
@@ -238,13 +246,15 @@ def _kernel(
 
 def _written(
     core: Op, sequences: Any, heads: Any, key: Any, value: Any, b: int, words: list[str]
-) -> Step:
-    """Queries, keys and values as they are multiplied, and the weights of all pairs."""
+) -> Iterator[Step]:
+    """Queries, keys and values as they are multiplied, a cap, and the weights of all pairs."""
     pairs = sequences * heads * core.m * core.n * b
-    read = sequences * heads * (core.m * key + core.n * (key + value)) * b
-    capped = "softcap" in words
+    read = sequences * heads * (core.m + core.n) * key * b
+    values = sequences * heads * core.n * value * b
     mask = core.m * core.n if {"causal", "masked"} & set(words) else 0
-    return Step(read + mask + pairs * (2 if capped else 1), read + 3 * pairs)
+    capped = "softcap" in words
+    yield Step(read + pairs * capped, pairs + values + maximum(read, pairs * capped))
+    yield Step(values + mask + pairs, pairs * (3 if "sinks" in words else 2) + values)
 
 
 def _out(by: dict[str, Op], heads: Any, value: Any, b: int, *, fresh: bool) -> Iterator[Step]:
@@ -270,15 +280,17 @@ def _latent(by: dict[str, Op], flow: _Flow) -> Iterator[Step]:
     value = o.k // heads
     key = core.k - value
     down = by.get("down") or by["kv_down"]
-    yield Step(flow.reads(down), rows * down.n * b * 2, weight(down, b))
-    left = rows * down.n * b + _inner(by.get("q_norm"), b) + _inner(by["kv_norm"], b)
+    narrow = sum(n for name, n in _widths(down).items() if name != "q")  # queries come apart
+    made = rows * narrow * b
+    yield Step(flow.reads(down), 2 * made, narrow * down.k * b)
+    left = made + _inner(by.get("q_norm"), b) + _inner(by["kv_norm"], b)
     q_up = by.get("q_up")
     left = left + rows * up.k * b + (0 if q_up is None else rows * q_up.k * b)
-    made = weight(up, b) + weight(by.get("q_up") or by["q"], b)
-    yield Step(left, rows * (up.n + heads * key) * b, made)
+    query = heads * key * (down.k if q_up is None else q_up.k) * b
+    yield Step(left, rows * (up.n + heads * key) * b, weight(up, b) + query)
     both = 2 * rows * heads * key * b
     yield Step(both * (1 if value <= key else 0) + (rows * up.n * b if value >= key else 0), both)
-    yield _kernel(core, sequences, heads, heads, key, value, b, ["masked"] if core.form else [])
+    yield _kernel(core, sequences, heads, heads, key, value, b, core.form.split())
     yield from _out(by, heads, value, b, fresh=key > value)
 
 
@@ -363,7 +375,7 @@ def _state(by: dict[str, Op], flow: _Flow) -> Iterator[Step]:
     state = inner * depth * b
     states = carry.m * state
     before = states - carry.m // carry.n * state
-    small = (2 * rows + 2 * padded) * heads * b
+    small = (2 * rows + 2 * padded + carry.m * carry.n) * heads * b
     left = 5 * wide + 3 * x + 3 * p + states + before + small
     yield Step(left, 3 * p + 2 * wide + 2 * x)
     n = rows * inner * b

@@ -18,9 +18,12 @@ from typing import Any
 from msgspec import Struct
 
 from scantling.arith import maximum, minimum, product
+from scantling.costs.activations import item
 from scantling.costs.plain import leaf, steps
 from scantling.costs.ranks import Placed
+from scantling.costs.states import size_of
 from scantling.spec import Spec
+from scantling.spec.plan import Recipe
 
 
 class Layer(Struct, frozen=True):
@@ -44,76 +47,77 @@ class Moment(Struct, frozen=True):
 
 
 def moments(
-    spec: Spec, ops: tuple[Placed, ...], b: int, *, held: bool, optimizer: str
+    spec: Spec, ops: tuple[Placed, ...], recipe: Recipe, *, held: bool
 ) -> Iterator[Moment]:
     """All that can be the peak.
 
     Args:
         spec: The model.
         ops: Its forward operators for one micro-batch.
-        b: Bytes of a number.
+        recipe: Its numbers.
         held: Whether gradients are there from the first: of earlier micro-batches.
-        optimizer: As in a recipe.
     """
+    b, each = int(item(recipe)), size_of(recipe.gradients)
     by: dict[str, list[Placed]] = {}
     for placed in ops:
         by.setdefault(placed.layer, []).append(placed)
     outside = by.pop("", [])
-    stream, vocab = outside[-1].op.m, outside[-1].op
     head = next(p.op for p in outside if leaf(p.op) == "lm_head")
     stream = head.m * spec.d_model * b
-    layers = {name: _layer(tuple(own), b, stream) for name, own in by.items()}
+    layers = {name: _layer(tuple(own), b, each, stream) for name, own in by.items()}
     times = {name: own[0].op.times for name, own in by.items()}
     around: Any = sum((s.kept for s in steps(tuple(outside), b)), start=0) - _spread(by, b)
-    weights: Any = sum((_bytes(p, b) for p in ops), start=0)
+    around = around + _source(ops, b)
+    weights: Any = sum((_bytes(p, each) for p in ops), start=0)
     kept: Any = around
     for name, one in layers.items():
         kept = kept + product(times[name], one.kept)
     before = weights if held else 0
-    one_logits = head.m * head.n * b
+    one_logits = head.m * head.n * size_of(recipe.logits)
     capped = spec.head is not None and spec.head.softcap is not None
     more = one_logits if capped else 0
-    table = head.n * head.k * b
-    small = tables(ops)
+    table = head.n * head.k * each
+    small = tables(ops) + _cast(ops, recipe)
     yield Moment("loss", kept, 2 * one_logits + more, before, small)
     yield Moment("head", kept, 3 * one_logits + more, before, small)
     yield Moment("head", kept + stream, one_logits, before + table, small)
     left, made = kept - head.m * head.k * b, table
     for name, n in _backwards(spec, times):
-        one = layers[name]
+        one, there = layers[name], minimum(n, 1)
         grads = weights if held else made
-        yield Moment("backward", maximum(left + one.excess, 0), 0, grads, small)
+        yield Moment("backward", left + there * one.excess, 0, grads, small)
         left, made = left - product(n, one.kept), made + product(n, one.weights)
-        last = made - one.weights
-        yield Moment("backward", left + one.kept + one.excess, 0, weights if held else last, small)
-    again = table * (2 if spec.tied else 1) if held or spec.tied else 0
+        grads = weights if held else made - there * one.weights
+        yield Moment("backward", left + there * (one.kept + one.excess), 0, grads, small)
+    again = table if held or spec.tied else 0
     yield Moment("backward", stream + maximum(left, 0), 0, weights, again + small)
-    yield Moment("optimizer step", 0, 0, weights, small + _works_on(ops, b, optimizer))
+    yield Moment("optimizer step", 0, 0, weights, small + works_on(ops, each, recipe.optimizer))
 
 
-def _layer(ops: tuple[Placed, ...], b: int, stream: Any) -> Layer:
+def _layer(ops: tuple[Placed, ...], b: int, each: Any, stream: Any) -> Layer:
     """What one layer keeps, and the most that its backward pass holds beyond that."""
     own = list(steps(ops, b))
     freed: Any = 0
     made: Any = 0
     excess: Any = 0
     for step in reversed(own):
-        made = made + step.made
+        made = made + step.made * each // b
         excess = maximum(excess, step.back + made - freed)
         freed = freed + step.kept
     times = maximum(ops[0].op.times, 1)
     weights: Any = 0
     for placed in ops:
-        weights = weights + _bytes(placed, b) // times
-    return Layer(freed, weights, excess + stream)
+        weights = weights + _bytes(placed, each) // times
+    mixed = [p.op.tensors[0].shape[0] + 1 for p in ops if leaf(p.op) == "hyper_static"]
+    return Layer(freed, weights, excess + stream * max(mixed, default=1))
 
 
-def _bytes(placed: Placed, b: int) -> Any:
-    """The trained weights of an operator."""
+def _bytes(placed: Placed, each: Any) -> Any:
+    """The trained weights of an operator, at so many bytes."""
     total: Any = 0
     for t in placed.op.tensors:
         if not t.alias and not t.buffer:
-            total = total + t.size() * b
+            total = total + t.size() * each
     return total
 
 
@@ -144,6 +148,25 @@ def _spread(by: dict[str, list[Placed]], b: int) -> Any:
     return sum(found.values(), start=0)
 
 
+def _cast(ops: tuple[Placed, ...], recipe: Recipe) -> Any:
+    """Copies of the matrices in the products' dtype, kept from their forward to their backward."""
+    total: Any = 0
+    if item(recipe) < size_of(recipe.weights):
+        for placed in ops:
+            if placed.op.kind == "matmul":
+                total = total + _bytes(placed, int(item(recipe)))
+    return total
+
+
+def _source(ops: tuple[Placed, ...], b: int) -> Any:
+    """The encoder's output, which all layers that cross to it keep together."""
+    found: Any = 0
+    for placed in ops:
+        if leaf(placed.op) == "kv":
+            found = maximum(found, placed.op.m * placed.op.k * b)
+    return found
+
+
 def tables(ops: tuple[Placed, ...]) -> Any:
     """Masks and biases of positions, which stay from step to step: 1, 4 and 8 bytes a pair."""
     found: dict[Any, Any] = {}
@@ -166,9 +189,20 @@ def tables(ops: tuple[Placed, ...]) -> Any:
     return sum(found.values(), start=0)
 
 
-def _works_on(ops: tuple[Placed, ...], b: int, optimizer: str) -> Any:
-    """What an optimizer makes beside its states: fused AdamW nothing."""
-    return 0
+def works_on(ops: tuple[Placed, ...], each: Any, optimizer: str) -> Any:
+    """What an optimizer makes beside its states: fused AdamW nothing, Muon of its largest matrix.
+
+    Of n numbers, with r on the shorter side: the gradient with momentum, X, aX, the product and
+    their sum, 5 n, beside the r × r of XXᵀ; or 3 n while four of r × r are made.
+    """
+    most: Any = 0
+    for placed in ops if optimizer == "muon" else ():
+        op = placed.op
+        if op.kind == "matmul" and op.tensors and placed.layer:
+            copies: Any = 1 if op.experts is None else op.experts
+            n, square = copies * op.n * op.k, copies * minimum(op.n, op.k) ** 2
+            most = maximum(most, maximum(5 * n + square, 3 * n + 4 * square))
+    return most * each
 
 
-__all__ = ["Layer", "Moment", "moments", "tables"]
+__all__ = ["Layer", "Moment", "moments", "tables", "works_on"]

@@ -230,7 +230,7 @@ def latent(a: LatentAttention, site: Site) -> Iterator[Op]:
             per_token=per_token, limit=limit, copies=site.times, permille=site.permille,
             expanded=expanded,
         ),
-        elements=k,
+        elements=k, form="causal" if limit is None else "masked causal",
     )  # fmt: skip
     if a.gate:
         yield site.matmul("gate", "attention", (("gate", a.n_head),), site.width)
