@@ -256,19 +256,19 @@ def _print_speed(out: Console, found: Result) -> None:
             told += " on the reference CPU; scantling calibrate --threads 1 measures yours"
     out.print(told)
     if found.peak_bytes:
-        out.print(_memory(found))
+        out.print(_memory(found, found.peak_bytes))
 
 
-def _memory(found: Result) -> str:
+def _memory(found: Result, measured: int) -> str:
     """The peak of memory beside what tensors need."""
     from scantling.units import bytes_text
 
-    on_gpu = found.clock != "thread" and next(found.model.parameters()).is_cuda
-    measured, said = bytes_text(found.peak_bytes), bytes_text(float(found.memory.total))
-    if on_gpu:
-        off = f": ×{found.peak_bytes / float(found.memory.total):.2f}"
-        return f"memory {measured} at most, {said} predicted{off}"
-    return f"memory: the process grew by {measured} at most, {said} predicted of its tensors"
+    said = float(found.memory.total)
+    if next(found.model.parameters()).is_cuda:
+        return (f"memory {bytes_text(measured)} at most, {bytes_text(said)} predicted: "
+                f"×{measured / said:.2f}")  # fmt: skip
+    return (f"memory: the process grew by {bytes_text(measured)} at most, its tensors need "
+            f"{bytes_text(said)} as predicted")  # fmt: skip
 
 
 def _sparkline(losses: list[float], width: int = 40) -> str:

@@ -220,7 +220,7 @@ def _grouped(by: dict[str, Op], flow: _Flow) -> Iterator[Step]:
         left = left + (source * kv * value * b if "v_norm" in by else 0)
         yield Step(left, q_n + k_n)
         yield _kernel(core, sequences, heads, kv, key, value, b, words)
-    yield from _out(by, heads, value, b, fresh=bool(written) or key > value)
+    yield from _out(by, b, fresh=bool(written) or key > value)
 
 
 def _kernel(
@@ -257,7 +257,7 @@ def _written(
     yield Step(values + mask + pairs, pairs * (3 if "sinks" in words else 2) + values)
 
 
-def _out(by: dict[str, Op], heads: Any, value: Any, b: int, *, fresh: bool) -> Iterator[Step]:
+def _out(by: dict[str, Op], b: int, *, fresh: bool) -> Iterator[Step]:
     """Gate, norm and the last product; ``fresh`` where what attention made is not kept by it."""
     o = by["o"]
     n = o.m * o.k * b
@@ -291,7 +291,7 @@ def _latent(by: dict[str, Op], flow: _Flow) -> Iterator[Step]:
     both = 2 * rows * heads * key * b
     yield Step(both * (1 if value <= key else 0) + (rows * up.n * b if value >= key else 0), both)
     yield _kernel(core, sequences, heads, heads, key, value, b, core.form.split())
-    yield from _out(by, heads, value, b, fresh=key > value)
+    yield from _out(by, b, fresh=key > value)
 
 
 # ---------------------------------------------------------------- feed-forward
@@ -337,7 +337,7 @@ def _experts(by: dict[str, Op], flow: _Flow) -> Iterator[Step]:
     weights = n * (up.n * up.k + down.n * down.k) * b
     yield Step(0, 2 * stream + weights, weights)  # one by one, then as a stack
     inner = by["experts_activation"].n // k
-    gated = up.n > inner
+    gated = any("gate" in name for name in _widths(up))
     passed = rows * k
     left = passed * (up.k + inner + down.n) * b
     form = by["experts_activation"].form

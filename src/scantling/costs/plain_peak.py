@@ -46,9 +46,7 @@ class Moment(Struct, frozen=True):
     buffers: Any = 0
 
 
-def moments(
-    spec: Spec, ops: tuple[Placed, ...], recipe: Recipe, *, held: bool
-) -> Iterator[Moment]:
+def moments(spec: Spec, ops: tuple[Placed, ...], recipe: Recipe, *, held: bool) -> Iterator[Moment]:
     """All that can be the peak.
 
     Args:

@@ -16,7 +16,7 @@ from scantling.errors import FieldError, UnknownNameError
 from scantling.hardware import Chip, chip, cluster
 from scantling.hardware.chip_file import read_chip
 from scantling.spec import Spec
-from scantling.spec.plan import Optimizer, Plan, Recipe
+from scantling.spec.plan import Plan, Recipe
 from scantling.units import bytes_text
 
 
@@ -66,7 +66,7 @@ def step_seconds(
     return training_step(spec, plan, recipe_of(dtype), context, place).step
 
 
-def recipe(dtype: str, optimizer: Optimizer = "adamw") -> Recipe:
+def recipe(dtype: str, optimizer: str = "adamw") -> Recipe:
     """How the lab's loop keeps its numbers: weights, gradients and moments in fp32.
 
     Example:
@@ -75,12 +75,13 @@ def recipe(dtype: str, optimizer: Optimizer = "adamw") -> Recipe:
     """
     return Recipe(
         dtype=dtype, weights="fp32", gradients="fp32", master=None, reduce="fp32",
-        optimizer=optimizer, attention=RECIPE_ATTENTION, fused=False, plain=True,
+        optimizer="muon" if optimizer == "muon" else "adamw", attention=RECIPE_ATTENTION,
+        fused=False, plain=True,
     )  # fmt: skip
 
 
 def memory(
-    spec: Spec, batch: int, context: int, dtype: str, optimizer: Optimizer = "adamw", *,
+    spec: Spec, batch: int, context: int, dtype: str, optimizer: str = "adamw", *,
     micro_batch: int | None = None, ranks: int = 1,
 ) -> TrainingMemory:  # fmt: skip
     """The predicted peak of a training step on one device, by what tensors need.
@@ -93,7 +94,9 @@ def memory(
     """
     each = -(-batch // ranks)
     one = min(micro_batch or each, each)
-    plan = Plan(dp=ranks, zero=3 if ranks > 1 else 0, micro_batch=one, n_micro_batch=-(-each // one))
+    plan = Plan(
+        dp=ranks, zero=3 if ranks > 1 else 0, micro_batch=one, n_micro_batch=-(-each // one)
+    )
     return training_memory(spec, plan, recipe(dtype, optimizer), context)
 
 

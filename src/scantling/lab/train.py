@@ -75,7 +75,8 @@ class _Training:
         self, run: TrainingRun, among: World, dtype: str,
         on_step: Callable[[Record], None] | None, need: TrainingMemory,
     ) -> None:  # fmt: skip
-        self.need, self.watched, self.peak_bytes = need, Watched(among.device), None
+        self.need, self.watched = need, Watched(among.device)
+        self.peak_bytes: int | None = None
         self.run, self.among, self.on_step = run, among, on_step
         self.steps, self.every = run.n_steps, run.record_every or max(1, run.n_steps // 20)
         self.cast: Callable[[], AbstractContextManager[Any]] = nullcontext
@@ -163,7 +164,8 @@ class _Training:
             run=self.run, model=self.model, records=self.records, losses=self.losses,
             judged=judged, seconds=self.seconds, why=self.why, warning=self.warning,
             step_s=statistics.median(timed) if timed else None, expected=self.expected,
-            clock=self.clock.name, peak_bytes=self.peak_bytes, memory=self.need, status="diverged" if self.why else "done",
+            clock=self.clock.name, peak_bytes=self.peak_bytes, memory=self.need,
+            status="diverged" if self.why else "done",
         )  # fmt: skip
         if self.run.folder is not None and self.among.first:
             row = run_folder.line(found.row())
