@@ -54,8 +54,8 @@ class TrainingMemory(Struct, frozen=True, kw_only=True):
     buffers: Num
     """Gathered weights, gradients before they are shared, scales and scratch."""
     moment: Any
-    """When the peak is: ``backward``, ``loss``, ``head`` (its backward pass) or
-    ``optimizer step``; of a column an array."""
+    """When the peak is: ``backward``, ``loss``, ``head`` (its backward pass),
+    ``optimizer step``, of software that is written out ``forward`` too; of a column an array."""
     stage: Any = 0
     """The pipeline stage of that rank."""
     reserved: Num = 0

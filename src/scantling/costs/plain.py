@@ -57,6 +57,8 @@ class Step(Struct, frozen=True):
     """Gradients alive at once in its backward pass, that of the residual stream left out."""
     made: Any = 0
     """The gradient of its weights, which stays."""
+    ahead: Any = 0
+    """What its forward pass holds at most beside all that is kept, for a moment."""
 
 
 def steps(placed: tuple[Placed, ...], b: int) -> Iterator[Step]:
@@ -118,7 +120,8 @@ class _Flow:
             # the streams, and what they are mixed to; in the backward pass n (n + 1) D twice
             streams: Any = op.tensors[0].shape[0]
             self.streams = streams
-            yield Step(2 * n + n // streams, 2 * n * (streams + 1))
+            products = n * (streams + 1)
+            yield Step(2 * n + n // streams, 2 * products, ahead=products)
             self.stream = self.read = True
         elif name == "hyper_norm":
             yield Step(n, 3 * n)
@@ -254,7 +257,8 @@ def _written(
     mask = core.m * core.n if {"causal", "masked"} & set(words) else 0
     capped = "softcap" in words
     yield Step(read + pairs * capped, pairs + values + maximum(read, pairs * capped))
-    yield Step(values + mask + pairs, pairs * (3 if "sinks" in words else 2) + values)
+    back = pairs * (3 if "sinks" in words else 2) + values
+    yield Step(values + mask + pairs, back, ahead=2 * pairs)
 
 
 def _out(by: dict[str, Op], b: int, *, fresh: bool) -> Iterator[Step]:
@@ -334,8 +338,9 @@ def _experts(by: dict[str, Op], flow: _Flow) -> Iterator[Step]:
     stream = rows * router.k * b
     # scores, their sum, weights and numbers of the chosen, and the order of all
     yield Step(flow.reads(router) + rows * ((router.n + k + 1) * 4 + 8 * k), stream)
-    weights = n * (up.n * up.k + down.n * down.k) * b
-    yield Step(0, 2 * stream + weights, weights)  # one by one, then as a stack
+    # gradients one by one, then as a stack: the larger one, the other has been stacked before
+    weights = n * up.n * up.k * b
+    yield Step(0, 2 * stream + weights, weights + n * down.n * down.k * b)
     inner = by["experts_activation"].n // k
     gated = any("gate" in name for name in _widths(up))
     passed = rows * k
@@ -377,7 +382,7 @@ def _state(by: dict[str, Op], flow: _Flow) -> Iterator[Step]:
     before = states - carry.m // carry.n * state
     small = (2 * rows + 2 * padded + carry.m * carry.n) * heads * b
     left = 5 * wide + 3 * x + 3 * p + states + before + small
-    yield Step(left, 3 * p + 2 * wide + 2 * x)
+    yield Step(left, 3 * p + 2 * wide + 2 * x, ahead=2 * states + x + wide)
     n = rows * inner * b
     yield Step(2 * n, 3 * n)
     if "norm" in by:
@@ -403,7 +408,7 @@ def _delta(by: dict[str, Op], flow: _Flow) -> Iterator[Step]:
     states = padded // pairs.n * value * depth * b
     one = rows * heads * depth * b
     left = one + 9 * key + 5 * p + key + v + v + states + 9 * rows * heads * b
-    yield Step(left, 3 * p + 2 * key + 2 * v)
+    yield Step(left, 3 * p + 2 * key + 2 * v, ahead=2 * key + 2 * v)
     n = rows * value * b
     yield _norm(by["norm"], b)
     yield Step(2 * n, 3 * n)

@@ -1,5 +1,6 @@
 """The moments of a training step in plain PyTorch, whose gradients come and go with each step.
 
+    forward    kept + what a layer holds for a moment
     loss       kept + logits and their log-softmax (twice V a token; three times where capped)
     head       kept + log-softmax, its gradient, the logits' gradient (3 V)
     backward   layer by layer from the last: what is kept goes, gradients of weights come
@@ -34,6 +35,8 @@ class Layer(Struct, frozen=True):
     """Bytes of its weights."""
     excess: Any
     """What it holds at most in its backward pass beyond what it found."""
+    ahead: Any
+    """The same of its forward pass, beyond what it leaves."""
 
 
 class Moment(Struct, frozen=True):
@@ -83,6 +86,7 @@ def moments(spec: Spec, ops: tuple[Placed, ...], recipe: Recipe, *, held: bool) 
     for name, n in _backwards(spec, times):
         one, there = layers[name], minimum(n, 1)
         grads = weights if held else made
+        yield Moment("forward", left + there * one.ahead, 0, before, small)
         yield Moment("backward", left + there * one.excess, 0, grads, small)
         left, made = left - product(n, one.kept), made + product(n, one.weights)
         grads = weights if held else made - there * one.weights
@@ -98,16 +102,19 @@ def _layer(ops: tuple[Placed, ...], b: int, each: Any, stream: Any) -> Layer:
     freed: Any = 0
     made: Any = 0
     excess: Any = 0
+    ahead: Any = 0
     for step in reversed(own):
         made = made + step.made * each // b
         excess = maximum(excess, step.back + made - freed)
+        ahead = maximum(ahead, step.ahead - freed)
         freed = freed + step.kept
     times = maximum(ops[0].op.times, 1)
     weights: Any = 0
     for placed in ops:
         weights = weights + _bytes(placed, each) // times
     mixed = [p.op.tensors[0].shape[0] + 1 for p in ops if leaf(p.op) == "hyper_static"]
-    return Layer(freed, weights, excess + stream * max(mixed, default=1))
+    waits = stream * max(mixed, default=1)
+    return Layer(freed, weights, excess + waits, ahead + stream)
 
 
 def _bytes(placed: Placed, each: Any) -> Any:
