@@ -31,7 +31,7 @@ from scantling.lab.optimizers import optimizers  # noqa: E402
 
 STRUCTURES = random.Random(20).sample(range(4000), 20)
 NAMES = ["gpt2", "qwen3-0.6b", "gemma-2-2b", "olmo2-7b", "mixtral-8x7b", "deepseek-v2-lite",
-         "gpt-oss-20b", "qwen3-next-80b-a3b"]  # fmt: skip
+         "gpt-oss-20b", "olmoe-1b-7b"]  # fmt: skip
 BATCH, TOKENS = 4, 96
 
 

@@ -263,8 +263,12 @@ def _memory(found: Result, measured: int) -> str:
     """The peak of memory beside what tensors need."""
     from scantling.units import bytes_text
 
+    on_gpu = next(found.model.parameters()).is_cuda
+    if found.memory is None:
+        return (f"memory {bytes_text(measured)} at most" if on_gpu
+                else f"memory: the process grew by {bytes_text(measured)} at most")  # fmt: skip
     said = float(found.memory.total)
-    if next(found.model.parameters()).is_cuda:
+    if on_gpu:
         return (f"memory {bytes_text(measured)} at most, {bytes_text(said)} predicted: "
                 f"×{measured / said:.2f}")  # fmt: skip
     return (f"memory: the process grew by {bytes_text(measured)} at most, its tensors need "

@@ -212,7 +212,8 @@ class Result:
         peak_bytes: The most memory held, from before the model was built to the first look at
             held-back data: on a GPU of tensors, else how far the process grew; None where no step
             was taken or the system does not say.
-        memory: What tensors need by ``costs.memory``.
+        memory: What tensors need by ``costs.memory``; None in bf16 or compiled, where other
+            tensors are kept.
         status: ``done`` or ``diverged``.
         why: Where it diverged.
         warning: What keeps a run that went on from being equal bit for bit.
@@ -228,7 +229,7 @@ class Result:
     expected: Estimate | None
     clock: str
     peak_bytes: int | None
-    memory: TrainingMemory
+    memory: TrainingMemory | None
     status: str = "done"
     why: str = ""
     warning: str = ""
@@ -264,7 +265,9 @@ class Result:
             "seq_len": one.context, "batch": one.batch_size, "seed": run.seed,
             "seconds": round(self.seconds, 3), "step_s": self.step_s,
             "step_s_predicted": None if self.expected is None else float(self.expected.value_s),
-            "peak_bytes": self.peak_bytes, "peak_bytes_predicted": round(float(self.memory.total)),
+            "peak_bytes": self.peak_bytes,
+            "peak_bytes_predicted":
+                None if self.memory is None else round(float(self.memory.total)),
         }  # fmt: skip
 
 

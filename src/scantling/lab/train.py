@@ -24,6 +24,7 @@ from scantling.errors import FieldError
 from scantling.lab import run_folder
 from scantling.lab.distributed import World, spread, world
 from scantling.lab.expected import Watched, check_memory, chip_of, memory, step_seconds
+from scantling.lab.grammar import buildable
 from scantling.lab.model import Decoder
 from scantling.lab.optimizers import factor, optimizers, whole
 from scantling.lab.run import Record, Result, TrainingRun, dtype_of
@@ -62,6 +63,7 @@ def train(run: TrainingRun, on_step: Callable[[Record], None] | None = None) -> 
     if run.task.batch_size < among.size:
         raise FieldError("batch", run.task.batch_size, f"is fewer than {among.size} processes")
     dtype = dtype_of(run, among.device)
+    buildable(run.spec)
     need = memory(run.spec, run.task.batch_size, run.task.context, dtype, run.optimizer,
                   micro_batch=run.micro_batch, ranks=among.size)  # fmt: skip
     check_memory(need, among.device)
@@ -75,7 +77,8 @@ class _Training:
         self, run: TrainingRun, among: World, dtype: str,
         on_step: Callable[[Record], None] | None, need: TrainingMemory,
     ) -> None:  # fmt: skip
-        self.need, self.watched = need, Watched(among.device)
+        known = dtype == "fp32" and not run.compile  # casts and fused code keep other tensors
+        self.need, self.watched = need if known else None, Watched(among.device)
         self.peak_bytes: int | None = None
         self.run, self.among, self.on_step = run, among, on_step
         self.steps, self.every = run.n_steps, run.record_every or max(1, run.n_steps // 20)
@@ -126,6 +129,7 @@ class _Training:
             progress = run_folder.restore(self.model, self.made, kept)
             self.losses, self.seconds = progress["losses"], progress["seconds"]
             self.times, self.why = progress["times"], progress["why"]
+            self.peak_bytes = progress.get("peak_bytes")
         else:
             self.warning = ""
         if self.among.first:
@@ -138,6 +142,8 @@ class _Training:
             left = self.steps - len(self.losses)
             s = None if self.expected is None else float(self.expected.value_s)
             self.on_step({"step": len(self.losses), "steps": self.steps, "predicted_step_s": s,
+                          "predicted_peak_bytes": None if self.need is None else round(
+                              float(self.need.total)),
                           "remaining_s": None if s is None else left * s})  # fmt: skip
         saved = time.monotonic()
         beats = [self.every, *([self.run.judge_every] if self.run.judge_every else [])]
@@ -277,7 +283,7 @@ class _Training:
 
     def _save(self) -> None:
         progress = {"losses": self.losses, "seconds": self.seconds, "times": self.times,
-                    "why": self.why}  # fmt: skip
+                    "why": self.why, "peak_bytes": self.peak_bytes}  # fmt: skip
         kept = run_folder.state(self.model, self.made, progress)
         if self.among.first:
             assert self.run.folder is not None
