@@ -4,14 +4,17 @@
     python benchmarks/sweep_sizes.py pool 2     # two processes, up to 10^8
 
 A mixture of 671 B with 37 B active, at ever more numbers of experts and of experts a token: every
-pair of them adds 202,342 shapes. CPU seconds are of all processes, start-up and the space itself
-included. What two cores printed with other programs running beside:
+pair of them adds 245,358 shapes. CPU seconds are of all processes, start-up and the space itself
+included. What two cores printed, wall seconds with nothing else running beside, the rest with
+other programs:
 
     shapes       wall s   CPU s   CPU us a shape   feasible   peak MiB
-    202,342         1.2     0.5             2.34        538         60
-    1,011,710       0.4     0.2             0.18      1,623         69
-    10,117,100      6.7     3.1             0.31     15,195        282
-    101,171,000    23.9    13.8             0.14     43,753        928
+    245,358         0.3     0.4             1.68        556         62
+    1,226,790       0.8     1.7             1.38      1,720        193
+    12,267,900      1.4     2.7             0.22     15,730        311
+    122,679,000     7.2    12.4             0.10     32,780       1111
+
+With nothing beside, the last one took 13.7 CPU s and 1118 MiB.
 """
 
 import os

@@ -46,6 +46,9 @@ class Fake:
     def data(self, _):
         return Data("fake", 256, 1.0, 3.9)
 
+    def data_hash(self, trial):
+        return self.data(trial).hash
+
     def pace(self, trial):
         return Pace(0.0, self.step_s * trial.spec.n_layer, 0.0)
 

@@ -35,7 +35,7 @@ SPELLED = {
     "DeepSeekV3 (w/o MTP)": "deepseek-v3",
     "deepseek-ai/DeepSeek-V2-Lite-Chat": "deepseek-v2-lite",
     "Kimi-K2-Instruct-0905": "kimi-k2",
-    "moonshotai/Kimi-K2-Thinking": "kimi-k2",
+    "moonshotai/Kimi-K2-Thinking": "kimi-k2-thinking",
     "zai-org/GLM-4.7-FP8": "glm-4.7",
     "zai-org/GLM-4.5-Air-FP8": "glm-4.5-air",
     "Mixtral 8X22B": "mixtral-8x22b",

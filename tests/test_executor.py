@@ -7,6 +7,7 @@ import pathlib
 import signal
 import sys
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -123,6 +124,84 @@ def test_slurm_runs_jobs_on_this_machine_where_there_is_none(tmp_path, monkeypat
     )
     found = run(die_once, range(4), shared=tmp_path, engine="slurm", workers=2)
     assert list(found) == list(range(4))
+
+
+# ---------------------------------------------------------------- clusters that are not here
+
+
+class DiedError(Exception):
+    """As submitit says that a job died."""
+
+
+class FailedError(DiedError):
+    """As it says that a job raised an error."""
+
+
+class Cluster:
+    """Stands for Slurm and for Ray: a job runs when its result is asked for."""
+
+    def __init__(self):
+        self.began, self.awaited, self.stopped = [], [], []
+
+    def submit(self, call, *given):
+        self.began.append(given[-1])
+        return Submitted(self, call, given)
+
+    def update_parameters(self, **_):
+        pass
+
+    def cancel(self, running, *, force):
+        assert force
+        self.stopped.append(running.job)
+
+
+class Submitted:
+    def __init__(self, cluster, call, given):
+        self.cluster, self.call, self.given, self.job = cluster, call, given, given[-1]
+
+    def result(self):
+        self.cluster.awaited.append(self.job)
+        if self.job == "deadly":
+            raise DiedError
+        return self.call(*self.given)
+
+    def cancel(self, *, check):
+        assert not check
+        self.cluster.stopped.append(self.job)
+
+
+@pytest.fixture
+def cluster(monkeypatch):
+    """A cluster that both engines find."""
+    one = Cluster()
+    errors = SimpleNamespace(FailedJobError=FailedError, UncompletedJobError=DiedError)
+    slurm = SimpleNamespace(AutoExecutor=lambda **_: one,
+                            core=SimpleNamespace(utils=errors))  # fmt: skip
+    ray = SimpleNamespace(
+        is_initialized=lambda: True, cluster_resources=lambda: {"CPU": 1}, put=lambda x: x,
+        remote=lambda **_: lambda f: SimpleNamespace(remote=lambda *x: one.submit(f, *x)),
+        get=Submitted.result, cancel=one.cancel,
+        exceptions=SimpleNamespace(WorkerCrashedError=DiedError, OutOfMemoryError=DiedError),
+    )  # fmt: skip
+    monkeypatch.setitem(sys.modules, "submitit", slurm)
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    return one
+
+
+def test_a_job_that_dies_under_slurm_is_begun_three_times_and_each_is_awaited(cluster):
+    found = run(process, ["deadly", "b"], engine="slurm", workers=2, lost=lambda job: ("lost", job))
+    assert [one[:2] for one in found] == [("lost", "deadly"), (None, "b")]
+    assert cluster.began.count("deadly") == cluster.awaited.count("deadly") == TRIES
+    assert cluster.stopped == []
+
+
+@pytest.mark.parametrize("engine", ["slurm", "ray"])
+def test_closing_the_results_stops_what_a_cluster_still_runs(cluster, engine):
+    results = run(process, ["a", "b", "c", "d"], engine=engine, workers=2, ahead=1)
+    assert next(results)[1] == "a"
+    results.close()
+    assert cluster.began == ["a", "b"]
+    assert cluster.stopped == ["b"]
 
 
 def test_cores_are_those_this_process_may_use():

@@ -3,6 +3,7 @@
 import functools
 import itertools
 import json
+import math
 import random
 
 import moocore
@@ -14,10 +15,11 @@ from scantling import catalog
 from scantling.costs.cache import kv_cache
 from scantling.costs.count import attention_parameters, mlp_parameters, parameters
 from scantling.costs.deployment import cuts, valid_tp
-from scantling.costs.runtimes import runtime, runtimes
+from scantling.costs.runtimes import runtime
 from scantling.errors import FieldError
 from scantling.formats import hf
 from scantling.hardware import chip
+from scantling.report.shape_cells import ffn_cell
 from scantling.report.splits import price_splits
 from scantling.report.text import console, print_front
 from scantling.search import Range, budget, design
@@ -371,6 +373,25 @@ def test_the_front_of_a_family_is_the_same_for_any_size_of_chunk(kind, size):
     assert (parts.feasible, parts.removed) == (whole.feasible, whole.removed)
 
 
+@pytest.mark.parametrize("kind", ["experts", "latent with experts"])
+def test_mixtures_far_from_their_active_size_are_left_out_and_nothing_else_changes(kind):
+    b = budget(**KINDS[kind])
+    found, every = sweep(space(b), b), sweep(space(b), b, far=math.inf)
+    assert np.array_equal(found.rows, every.rows)
+    assert (found.feasible, found.evaluated) == (every.feasible, every.evaluated)
+    active = next(name for name in found.removed if name.startswith("active"))
+    assert found.removed[active] == every.removed[active]
+    other = next(name for name in found.removed if name.startswith("active_width"))
+    assert found.removed[other] < every.removed[other]  # of those left out nobody asks
+
+
+def test_an_active_size_that_no_mixture_is_near_still_has_closest_shapes():
+    b = budget(params="30B", active="29B")
+    found = sweep(space(b), b)
+    assert not found.feasible
+    assert found.closest
+
+
 # ---------------------------------------------------------------- axes
 
 
@@ -584,7 +605,23 @@ def test_widths_of_a_schedule_go_in_equal_steps_over_equal_runs():
     assert "the loss does not see it" in told
 
 
+def test_a_schedule_may_have_wide_ends_and_a_narrow_middle():
+    """Through 1.5 at both ends and 0.5 at half the depth, a third and two thirds of it are 5/6."""
+    front = design(**{**SCHEDULED["schedule"], "schedule": "linear-ffn:1.5-0.5-1.5"}, baselines=())
+    assert front.feasible
+    for c in front.candidates:
+        widths = [read(replace(c.spec, decoder=replace(c.spec.decoder, layout=(run,))), "d_ff")
+                  for run in c.spec.decoder.layout]  # fmt: skip
+        unit = widths[0] // 9
+        assert widths == [9 * unit, 5 * unit, 5 * unit, 9 * unit]
+        assert parameters(c.spec).total == pytest.approx(10**9, rel=0.005)
+        assert c.dims()["d_ff"] == 7 * unit
+        assert c.name.endswith(f"-f{9 * unit}to{5 * unit}to{9 * unit}")
+        assert ffn_cell(c.spec) == f"{9 * unit:,} to {5 * unit:,} to {9 * unit:,}"
+
+
 SCHEDULES = [
+    ({"schedule": "linear-ffn:1-2-3-4"}, "linear-ffn:0.5-1.5"),
     ({"schedule": "linear:0.5-1.5"}, "linear-ffn:0.5-1.5"),
     ({"schedule": "linear-ffn:0.5"}, "linear-ffn:0.5-1.5"),
     ({"schedule": "linear-ffn:a-b"}, "no number"),
@@ -604,7 +641,9 @@ def test_a_schedule_that_makes_no_sense_is_one_line(given, says):
 # ---------------------------------------------------------------- legality
 
 
-@pytest.mark.parametrize("name", sorted(runtimes()))
+@pytest.mark.parametrize(
+    "name", ["llama.cpp", "sglang", "tensorrt-llm", "transformers", "vllm", "megatron"]
+)
 @pytest.mark.parametrize("kind", [{"params": 7 * 10**9}, {"params": 7 * 10**9, "mixer": "mla"}])
 def test_every_shape_runs_on_the_runtime_that_was_named(name, kind):
     front = design(**kind, runtime=name, baselines=())
@@ -619,7 +658,8 @@ def test_a_runtime_refuses_heads_its_kernels_have_not():
     assert runtime("tensorrt-llm").takes(place, 192, 192)
     assert not runtime("llama.cpp").takes(place, 192, 192)
     assert not runtime("tensorrt-llm").takes(place, 72, 72)
-    assert not runtime("vllm").takes(place, 72, 72)
+    assert not runtime("flashinfer").takes(place, 72, 72)
+    assert runtime("vllm").takes(place, 72, 72)  # 0.33: FlashAttention's multiples of 8
     wide = design(params=7 * 10**9, runtime="llama.cpp", baselines=(), fixed={"d_head": 192})
     assert not wide.feasible
 

@@ -18,6 +18,9 @@ from scantling.lab.grammar_text import Grammar
 torch = pytest.importorskip("torch", reason="the lab needs torch")
 
 from scantling.lab.data import of_corpus, task  # noqa: E402 - only where torch is
+from scantling.lab.match import small  # noqa: E402
+from scantling.lab.study.design import Shape, Study  # noqa: E402
+from scantling.lab.study.training import Training  # noqa: E402
 from scantling.lab.tasks import IGNORED, STREAMS, TASKS, generated  # noqa: E402
 
 # ---------------------------------------------------------------- the grammar's floor
@@ -314,3 +317,28 @@ def test_a_blind_model_answers_as_often_as_chance():
 def test_an_unknown_task_names_the_nearest():
     with pytest.raises(UnknownNameError, match="did you mean recall"):
         generated("recal")
+
+
+def test_the_loss_of_single_tokens_is_not_too_low_where_tokens_are_many(tmp_path):
+    """4,096 equally frequent tokens: ln 4096; from 16 thousand counted it would be 0.12 less."""
+    tokens_N = np.random.default_rng(0).integers(4096, size=600_000).astype("<u2")
+    (tmp_path / "even.bin").write_bytes(tokens_N.tobytes())
+    shape = Shape("a", small(1, 8, 8, vocab_size=4096))
+    asked = Study("s", "?", (shape,), str(tmp_path / "even.bin"), tokens=1024)
+    found = Training("cpu").data(asked.trial(shape, 1e-3, 0, 1024))
+    assert found.unigram == pytest.approx(math.log(4096), abs=0.02)
+
+
+@pytest.mark.parametrize(("data", "tokenizer"), [
+    ("grammar:n_bytes=40000", "bytes"), ("hops:nodes=4", "bytes"), ("code", "bpe:512"),
+])  # fmt: skip
+def test_the_hash_of_data_is_that_of_its_task(data, tokenizer, monkeypatch):
+    from scantling.lab import data as module
+
+    library = Corpus("code", b"for x in y:\n    print(x)\n" * 2000)
+    monkeypatch.setattr(module, "corpus", lambda name, **k: (
+        library if name == "code" else corpus(name, **k)))  # fmt: skip
+    shape = Shape("a", small(1, 8, 8))
+    asked = Study("s", "?", (shape,), data, tokens=1024, context=9, tokenizer=tokenizer)
+    trial = asked.trial(shape, 1e-3, 0, 1024)
+    assert Training("cpu").data_hash(trial) == task(data, 16, 9, tokenizer).hash

@@ -32,8 +32,10 @@ from scantling.lab.optimizers import (  # noqa: E402
     NEWTON_SCHULZ,
     Muon,
     factor,
+    optimizers,
     orthogonal,
 )
+from scantling.lab.shrink import shrink  # noqa: E402
 from scantling.lab.tasks import generated  # noqa: E402
 from scantling.lab.train import TrainingRun, dtype_of, train  # noqa: E402
 
@@ -122,6 +124,34 @@ def test_muon_is_that_of_torch():
     # Theirs is orthogonal in bfloat16, whose steps are 1/256.
     moved = (theirs - start).detach().norm()
     assert float((mine - theirs).detach().norm() / moved) < 0.01
+
+
+def test_muon_takes_matrices_apart_that_stand_side_by_side():
+    """Query, key and value in one product move as three matrices alone would."""
+    torch.manual_seed(0)
+    joined = torch.nn.Parameter(torch.randn(32, 12))
+    alone = [torch.nn.Parameter(t.clone()) for t in joined.detach().split((16, 8, 8))]
+    one = Muon([{"params": [joined], "rows": (16, 8, 8)}], lr=0.02, weight_decay=0.1)
+    other = Muon(alone, lr=0.02, weight_decay=0.1)
+    for _ in range(3):
+        joined.grad = torch.randn(32, 12)
+        for p, grad in zip(alone, joined.grad.split((16, 8, 8)), strict=True):
+            p.grad = grad.clone()
+        one.step()
+        other.step()
+
+    assert torch.allclose(joined, torch.cat(alone), atol=1e-6)
+
+
+def test_muon_moves_hidden_matrices_and_no_bias_of_experts():
+    """gpt-oss keeps the biases of its experts stacked: two axes, and no matrix."""
+    model = Decoder(shrink(catalog.model("gpt-oss-20b"), 200_000))
+    names = {id(p): n for n, p in model.named_parameters()}
+    found = {type(o): {names[id(p)].rpartition(".")[2] for g in o.param_groups for p in g["params"]}
+             for o in optimizers(model, model.groups(1e-2), "muon", {})}  # fmt: skip
+
+    assert found[Muon] == {"weight", "up_EFD", "down_EDF"}
+    assert {"up_bias_EF", "down_bias_ED"} <= found[torch.optim.AdamW]
 
 
 @pytest.mark.parametrize("clip", [None, 0.5])

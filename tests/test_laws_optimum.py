@@ -2,12 +2,13 @@
 
 import json
 import math
+import re
 
 import pytest
 from click.testing import CliRunner
 
 from case_files import cases, holds
-from scantling import catalog
+from scantling import catalog, search
 from scantling.cli import group
 from scantling.costs.count import flops
 from scantling.errors import FieldError
@@ -131,6 +132,36 @@ def test_days_on_chips_are_what_the_plan_of_the_shape_takes():
                                         / peak, rel=0.01)  # fmt: skip
 
 
+def done(shape, tokens, context=8192):
+    """Training FLOPs by the operators: attention in full, and the head (docs/flops.md)."""
+    one = flops(shape.spec, 1, context)
+    return float(one.train) / one.tokens * tokens
+
+
+def test_days_are_as_many_flops_in_laws_optimum_as_in_design():
+    """Both count all that the chips do; the rate is that of a plan here, of a 7B there."""
+    found = spend("aspect", Spending(flops=1.0), Machine(n_gpu=64, days=10))
+    assert done(found.shape, found.best.tokens) == pytest.approx(found.budget.flops, rel=0.1)
+    b = search.budget(days=10, gpus=64)
+    assert b.flops == pytest.approx(found.budget.flops, rel=0.1)
+    assert done(search.chosen(b), b.tokens) == pytest.approx(b.flops, rel=0.1)
+    said = " ".join(optimum_lines(ask(("aspect",), Spending(flops=1.0),
+                                      machine=Machine(n_gpu=64, days=10))))  # fmt: skip
+    for text in (said, " ".join(b.assumed)):
+        assert "attention in full and the head counted" in text
+
+
+def test_a_law_whose_size_has_the_head_in_it_does_not_pay_for_it_twice():
+    spent = Spending(flops=1e22, vocab_size=128_256)
+    assert spent.of("total").cost(7e9) == 6 * 7e9
+    width = 64 * (7e9 / (12 * 64**2)) ** (1 / 3)
+    assert spent.of("body").cost(7e9) == pytest.approx(6 * (7e9 + 128_256 * width))
+    both = {name: compute_optimal(name, 1e22, vocab_size=128_256) for name in
+            ("aspect", "chinchilla-2024")}  # fmt: skip
+    assert both["chinchilla-2024"] == compute_optimal("chinchilla-2024", 1e22)
+    assert both["aspect"].tokens < compute_optimal("aspect", 1e22).tokens
+
+
 def test_the_shape_has_the_size_of_the_optimum():
     for name in ("aspect", "chinchilla-2024"):
         found = spend(name, Spending(flops=1e21))
@@ -197,3 +228,15 @@ def test_a_budget_whose_least_loss_lies_beyond_the_sizes_says_so():
     assert best.size == pytest.approx(1e3, rel=0.01)
     assert any("no least loss within 1,000" in text for text in best.outside)
     assert all(text in {"body", "tokens"} for text in compute_optimal("aspect", 1e21).outside)
+
+
+@pytest.mark.parametrize(
+    ("name", "least"), [("chinchilla-2024", 1.8172), ("chinchilla-2022", 1.6934)]
+)
+def test_a_loss_below_the_floor_of_a_law_is_told_the_floor(name, least):
+    """E of Besiroglu et al. 2024, and of Hoffmann et al. 2022 (the 1.69 of equation 10)."""
+    for value, told in ((0.5, f"never below {least:.4g}"), (100, "at 1e+14 FLOPs")):
+        with pytest.raises(FieldError, match=re.escape(told)):
+            needed(name, "loss", value)
+    with pytest.raises(FieldError, match="never below"):  # what the command prints
+        ask((name,), Spending(flops=1.0), asked=("loss", 0.5))

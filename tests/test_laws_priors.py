@@ -16,6 +16,7 @@ import random_specs
 from scantling import catalog
 from scantling.costs.axes import design_axes
 from scantling.costs.features import features
+from scantling.errors import FieldError
 from scantling.laws import (
     Term,
     bounds,
@@ -29,6 +30,7 @@ from scantling.laws import (
     unseen,
     unseen_texts,
 )
+from scantling.report.priors import chosen_priors
 from scantling.search.budget import budget
 from scantling.search.candidate import candidate, difference
 from scantling.search.objectives import Costs
@@ -604,3 +606,19 @@ def test_the_sweep_prices_a_shape_as_it_is_shown_alone(asked):
 TINY_WINDOWS = decoder(layer("local", replace(LOCAL, span=Window(512))), layer("global", GLOBAL),
                        pattern=("local", "local", "local", "global"))  # fmt: skip
 TINY_EXPERTS = decoder(layer("moe", GLOBAL, Experts(128, 4, 512)))
+
+
+@pytest.mark.parametrize("axis", sorted(priors()))
+def test_what_an_axis_prices_or_bounds_leads_to_it(axis):
+    """Its feature, its bounds, their fields, and its own name with a letter too few."""
+    prior = priors()[axis]
+    fields = [bounds()[key].field for key in prior.bounds]
+    for word in {axis[:-1], prior.feature, *prior.bounds, *fields} - {*priors(), ""}:
+        with pytest.raises(FieldError) as error:
+            chosen_priors((word,))
+        assert axis in error.value.hint.replace("?", "").split()
+
+
+def test_heads_of_keys_and_values_are_not_taken_for_the_width_of_a_head():
+    with pytest.raises(FieldError, match=r"axis n_kv_head is no axis of its own; see kv_group$"):
+        chosen_priors(("n_kv_head",))

@@ -281,3 +281,12 @@ def test_the_titles_of_sources_are_cited_as_they_are():
 
     for key in load_rules()["SC101"].sources:
         assert f"{key}: {source(key).title}" in " ".join(told.split())
+
+
+@pytest.mark.parametrize("words", ["claims show A001", "rules SC901"])
+def test_pages_have_their_headings_in_the_language_and_say_what_is_not(words):
+    found = CliRunner().invoke(group, [*words.split(), "--lang", "zh"], standalone_mode=False)
+    assert "正文为英文" in found.stdout
+    assert not re.search("derivation:|evidence:|source:|made in|Exceptions:", found.stdout)
+    plain = CliRunner().invoke(group, [*words.split(), "--lang", "en"], standalone_mode=False)
+    assert "text itself" not in plain.stdout

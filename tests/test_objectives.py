@@ -1,8 +1,10 @@
 """Costs that a search weighs are those of the verbs; an impossible budget says what to relax."""
 
+import io
 import itertools
 import json
 import math
+import re
 
 import numpy as np
 import pytest
@@ -10,10 +12,22 @@ from moocore import hypervolume
 
 from scantling import catalog, plan, serve
 from scantling.costs.count import flops
+from scantling.costs.parallel import problems
 from scantling.errors import FieldError, UnknownNameError
 from scantling.hardware import chip
 from scantling.laws import law
-from scantling.search import Range, budget, design, front_json, infeasible
+from scantling.laws.hyperparameters import hyperparameters
+from scantling.report.text import console, print_front
+from scantling.search import (
+    Range,
+    budget,
+    chosen,
+    design,
+    front_json,
+    infeasible,
+    planned,
+    row_plans,
+)
 from scantling.search.choice import equal_groups
 from scantling.search.forms import count, forms
 from scantling.search.front import epsilons, non_dominated
@@ -21,6 +35,7 @@ from scantling.search.objectives import Costs, limits, names, serving, training_
 from scantling.search.space import space
 from scantling.search.sweep import KV_LIMIT, feasibility
 from scantling.spec import vary
+from scantling.units import count_text
 
 SMALL = {"params": 20_000_000, "vocab_size": 8192}
 NARROW = {
@@ -116,6 +131,105 @@ def test_training_days_and_memory_are_those_of_plan_with_the_same_plan():
     assert trial.plan.n_micro_batch == mine.n_micro_batch
     assert float(costs.training_days) == pytest.approx(float(found.bill.days.value_s), rel=1e-6)
     assert float(costs.memory_bytes) == pytest.approx(trial.bytes, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [({"tp": 3, "gpus": 8}, "tp 3 must divide gpus 8; use 2 or 4"),
+     ({"pp": 3, "gpus": 8}, "pp 3 must divide gpus 8; use 2 or 4"),
+     ({"tp": 8, "pp": 2, "gpus": 8}, "tp 8 must divide the 4 gpus of a stage (8 over pp 2); use 4"),
+     ({"ep": 16, "gpus": 8, "active": "1B"}, "ep 16 must divide gpus 8; use 8"),
+     ({"tp": 3}, "tp 3 must divide the context 8192 in training; use 2 or 4")],
+)  # fmt: skip
+def test_a_split_that_cannot_be_is_refused(given, told):
+    """Ranks are tp × pp × dp, and the ranks of a stage spread the experts (Megatron-LM)."""
+    with pytest.raises(FieldError) as error:
+        budget(params="7B", **given)
+    assert str(error.value) == told
+
+
+def test_degrees_without_chips_are_given_enough_whole_nodes():
+    assert budget(params="7B", pp=4, ep=16, active="1B").n_gpu == 64
+    assert budget(params="7B", tp=3, train_context=6144).n_gpu == 24
+    assert budget(params="7B", tp=4).n_gpu == 8
+
+
+@pytest.mark.parametrize("given", [
+    {"tp": 4}, {"tp": 1}, {"tp": 2, "pp": 2}, {"tp": 8, "ep": 8, "active": "1B"},
+    {"tp": 3, "gpus": 24, "train_context": 6144}, {"tp": 1, "train_context": 6000},
+])  # fmt: skip
+def test_the_plan_of_a_choice_keeps_every_degree_given(given):
+    b = budget(params="7B", tokens="1T", **{"gpus": 64, **given})
+    c = chosen(b)
+    found = planned(c.spec, b, float(c.features.tokens))
+    degrees = {name: given[name] for name in ("tp", "pp", "ep") if name in given}
+    assert {name: getattr(found.choice.plan, name) for name in degrees} == degrees
+    (plain,) = training_plans(b)
+    assert {name: getattr(plain, name) for name in degrees} == degrees
+    assert not problems(c.spec, plain, found.question.cluster, b.train_context)
+
+
+@pytest.mark.parametrize("kind", [{}, {"active": "700M"}])
+def test_every_row_that_is_shown_has_its_own_plan_where_chips_are_given(kind):
+    """Each is what ``planned`` finds for its shape alone; without chips only the choice has one."""
+    given = {"params": "3B", "tokens": "200B", **kind}
+    front = design(**given, gpus=16, baselines=("llama-3.2-3b",))
+    plans = row_plans(front, 6)
+    shown = [*(front.candidates[i] for i in front.spread(6)), *front.baselines]
+    assert {c.name for c in shown} == set(plans)
+    for c in shown:
+        own = planned(c.spec, front.budget, float(c.features.tokens))
+        assert plans[c.name].choice.plan == own.choice.plan
+        assert plans[c.name].bill == own.bill
+    bare = design(**given, baselines=())
+    assert set(row_plans(bare, 6)) == {bare.chosen.name}
+    rows = front_json(front, plans=plans)
+    with_plan = {row["name"] for row in (*rows["front"], *rows["baselines"])
+                 if "plan" in row["train"]}  # fmt: skip
+    assert with_plan == set(plans)
+
+
+def test_the_table_of_a_front_says_the_plan_of_every_row_or_that_only_one_has_it():
+    front = design(params="3B", tokens="200B", gpus=16, baselines=("llama-3.2-3b", "gpt2"))
+    told = printed(front)
+    split = re.compile(r"\d: (TP|DP|PP)\d+ .*ZeRO\d")
+    rows = [line for line in told.splitlines() if " × " in line and "KiB" in line]
+    assert len(rows) == len(front.spread(6)) + 2
+    assert [bool(split.search(line)) for line in rows] == [True] * (len(rows) - 1) + [False]
+    assert "planned: days by the fastest split that fits" in told
+    told = printed(design(params="3B", tokens="200B", baselines=()))
+    assert "only ▶ is planned, --gpus plans every row" in told
+    assert not split.search(told)
+
+
+def printed(front):
+    sink = io.StringIO()
+    print_front(console(file=sink), front, 6)
+    return sink.getvalue()
+
+
+def test_of_days_and_gpu_hours_the_fewer_size_a_model_and_are_what_every_shape_is_given():
+    hours = 5 * 24 * 64  # five days of 64 chips
+    asked = {"gpus": 64, "vocab_size": 128_256}
+    both = budget(days=30, gpu_hours=hours, **asked)
+    assert both.params == budget(days=5, **asked).params
+    assert both.params == budget(days=5, gpu_hours=10 * hours, **asked).params
+    front = design(
+        params="1B", gpus=64, days=2, gpu_hours=64 * 24, equal="wall-clock", baselines=()
+    )
+    assert front.budget.alike == 86_400
+
+
+def test_advice_and_warnings_are_of_the_tokens_a_shape_gets():
+    """At equal wall-clock each shape has its own; the Step law's batch grows with them."""
+    front = design(params="1B", gpus=64, days=2, equal="wall-clock", baselines=())
+    for row, c in zip(front_json(front, reasons=False)["front"], front.candidates, strict=True):
+        tokens = float(c.features.tokens)
+        assert row["train"]["workload"]["tokens"] == row["train"]["tokens"] == tokens
+        assert tokens > 2 * front.budget.tokens
+        assert row["hyperparameters"] == hyperparameters(float(c.features.body), tokens)
+        (told,) = (f["message"] for f in row["findings"] if f["message"].startswith("tokens "))
+        assert told.startswith(f"tokens {count_text(tokens)} lies")
 
 
 def test_a_limit_on_memory_takes_the_fastest_plan_within_it():

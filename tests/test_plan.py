@@ -90,6 +90,32 @@ def test_the_choice_is_the_fastest_of_all_plans_that_fit(model, gpu, asked):
     assert found.choice.step_s == pytest.approx(best, rel=1e-9)
 
 
+@pytest.mark.parametrize(
+    ("model", "asked"),
+    [
+        ("llama-3.1-8b", {"gpus": 64}),
+        ("llama-3.1-8b", {"gpu": "l40s", "gpus": 8}),  # fits none for certain
+        ("qwen3-30b-a3b", {"gpus": 16}),
+        ("qwen3-30b-a3b", {"gpus": 16, "tp": 2, "ep": 8}),
+        ("llama-3.1-405b", {"gpus": 8}),  # fits nowhere
+    ],
+)
+@pytest.mark.parametrize("like", [None, Plan(dp=8), Plan(tp=2, dp=8, ep=8, expert_tp=1, zero=1)])
+def test_the_choice_alone_is_that_of_a_whole_search(model, asked, like):
+    q = question(model, tokens="1T", context=8192, batch=64, cp=1, virtual=1, **asked)
+    whole, alone = answer(q), answer(q, alone=True, like=like)
+    chosen = [None if one.choice is None else one.choice.plan for one in (whole, alone)]
+    assert chosen[0] == chosen[1]
+    assert (alone.verdict, alone.counts.considered) == (whole.verdict, whole.counts.considered)
+    assert alone.counts.timed <= whole.counts.timed
+
+
+def test_a_plan_to_reckon_with_never_rules_itself_out():
+    q = question("qwen3-30b-a3b", tokens="1T", context=8192, batch=64, gpus=16, cp=1, virtual=1)
+    best = answer(q).choice.plan
+    assert answer(q, alone=True, like=best).choice.plan == best
+
+
 @pytest.fixture(scope="module")
 def eight():
     return plan("llama-3.1-8b", gpus=16, batch=64, context="8k", tokens="100B")

@@ -3,8 +3,8 @@
 import pytest
 
 from case_files import case
+from scantling.costs.backends import backends
 from scantling.rules import fix, lint, setting, subject
-from scantling.rules.backends import backends
 
 QUIET = {
     "model_type": "qwen3", "hidden_size": 4096, "num_hidden_layers": 32,

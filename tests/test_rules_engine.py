@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
@@ -9,12 +10,12 @@ from msgspec.structs import replace
 import scantling
 from illegal_configs import HARMS, HYBRID, LLAMA, MAMBA, MOE, changed
 from scantling import analyze, catalog
+from scantling.costs.backends import backends
+from scantling.costs.runtimes import runtimes
 from scantling.errors import FieldError
 from scantling.formats.checkpoint import Checkpoint
 from scantling.quantity import Quantity
 from scantling.rules import Subject, find_rule, fix, lint, load_rules, select, setting, subject
-from scantling.rules.backends import backends
-from scantling.rules.setting import runtimes
 from scantling.sources import sources
 from scantling.spec import DeepNorm, Layer, vary
 
@@ -274,9 +275,9 @@ def test_the_key_that_a_scaling_lacks_is_the_one_that_is_asked_for():
 
 def test_an_error_says_what_the_weights_are_counted_in():
     """DeepSeek-V3 is 1.25 TiB in 16 bits, and fits 8 × H200 in the FP8 it is released in."""
-    plain = lint("deepseek-v3", gpu="h200-sxm", tp=8)
+    plain = lint(catalog.named()["deepseek-v3"].config, gpu="h200-sxm", tp=8)
     assert any(f.code == "SC901" and "in 16 bits" in f.message for f in plain.findings)
-    assert lint("deepseek-v3", gpu="h200-sxm", tp=8, quant="fp8-block").passed
+    assert lint("deepseek-v3", gpu="h200-sxm", tp=8).passed
 
 
 @pytest.mark.parametrize(("model_type", "key"), [
@@ -293,3 +294,35 @@ def test_a_dtype_inside_the_text_part_is_looked_up_too():
     config = {"model_type": "gemma3", "text_config": {"model_type": "gemma3_text",
                                                       "dtype": "bfloat17"}}  # fmt: skip
     assert any(f.code == "SC017" for f in lint(config).findings)
+
+
+def test_a_constant_of_the_depth_guide_stands_in_one_table():
+    """Levine et al. 2020: ln D = 5.039 + 0.0555 L, read by rule SC605, a claim and a prior."""
+    tables = sorted((Path(catalog.__file__).parent / "data").glob("*.toml"))
+    holding = [p.name for p in tables if "a = 5.039" in p.read_text("utf-8")]
+    assert holding == ["shape_priors.toml"]
+    deep = vary(catalog.model("smollm2-360m"), n_layer=96)
+    assert any(f.code == "SC605" and "says 33" in f.message for f in lint(deep).findings)
+
+
+@pytest.mark.parametrize(("key", "beside", "nested"), [
+    ("partial_rotary_factor", 0.5, 0.25), ("rope_theta", 5000.0, 10000.0),
+])  # fmt: skip
+def test_a_rotary_value_beside_another_in_rope_parameters_is_told(key, beside, nested):
+    """PhiConfig of transformers 5.24 keeps what rope_parameters hold and drops the one beside."""
+    inside = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25}
+    config = {"model_type": "phi", "rope_parameters": inside}
+
+    told = [f for f in lint({**config, key: beside}).findings if f.code == "SC007"]
+
+    assert [(f.field, f.fix.config) for f in told] == [(key, {key: nested})]
+    assert not [f for f in lint({**config, key: nested}).findings if f.code == "SC007"]
+    assert not [f for f in lint(config).findings if f.code == "SC007"]
+
+
+def test_the_class_keeps_what_rope_parameters_hold():
+    transformers = pytest.importorskip("transformers")
+    inside = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25}
+    read = transformers.PhiConfig(partial_rotary_factor=0.5, rope_theta=5.0, rope_parameters=inside)
+    assert read.rope_parameters["partial_rotary_factor"] == 0.25
+    assert read.rope_parameters["rope_theta"] == 10000.0

@@ -8,8 +8,13 @@ from click.testing import CliRunner
 from case_files import case
 from scantling import catalog
 from scantling.cli import group
+from scantling.costs.backends import backends
+from scantling.costs.deployment import common
+from scantling.costs.flash import takes
+from scantling.costs.runtimes import runtime
 from scantling.errors import FieldError
 from scantling.formats import hf
+from scantling.hardware import chip
 from scantling.report.depth_limits import depth_table
 from scantling.report.runtimes import kinds, layer_support, support
 from scantling.sources import source
@@ -179,3 +184,30 @@ def test_the_share_beyond_is_a_count_of_the_catalogue():
     beyond = sum(row["n_layer"] > row["limits"]["log2"] for row in found["models"])
     assert found["beyond"]["log2"] == beyond / len(catalog.named())
     assert sum(year["models"] for year in found["by_year"].values()) == len(catalog.named())
+
+
+@pytest.mark.parametrize("name", ["vllm", "sglang", "tensorrt-llm", "llama.cpp", "transformers"])
+@pytest.mark.parametrize("place", ["h100-sxm", "a100", "b200", "mi300x"])
+def test_what_design_keeps_to_is_what_the_report_of_runtimes_says(name, place):
+    """One table of kernels answers both; where a chip is in none, only common widths are kept."""
+    for width in (40, 48, 64, 72, 80, 96, 100, 112, 128, 144, 160, 192, 224, 256, 512):
+        spec = vary(catalog.model("llama-3.1-8b"), d_head=width)
+        said = verdicts(support(spec, place), (width, width))[name]
+        taken = runtime(name).takes(chip(place), width, width)
+        if said == "unknown":
+            assert taken <= common(width)
+        else:
+            assert taken == (said == "yes"), (width, said)
+
+
+def test_flash_attention_2_pads_narrower_values_and_3_takes_them():
+    """flash_api.cpp of 2: keys and values have one width; 3 has an instance of (192, 128)."""
+    assert takes("flash2", chip("a100"), 192, 128).verdict == "padded"
+    assert takes("flash3", chip("h100-sxm"), 192, 128).verdict == "yes"
+    assert backends()["flash2"].takes(192, 128) == ("padded", 192)
+    assert backends()["flash3"].takes(192, 128).verdict == "yes"
+
+
+def test_tensorrt_llm_is_for_one_vendor():
+    assert not runtime("tensorrt-llm").takes(chip("mi300x"), 128, 128)
+    assert runtime("tensorrt-llm").takes(chip("h100-sxm"), 192, 128)

@@ -17,6 +17,7 @@ from scantling.costs.estimate import decode_time, training_time
 from scantling.costs.features import features
 from scantling.errors import FieldError
 from scantling.laws import bounds, law, prior_terms
+from scantling.rules import lint
 from scantling.search import Range, binding_axes, budget, design, findings, front_json, infeasible
 from scantling.search.front import epsilons, fold, knee, non_dominated, thin
 from scantling.search.space import HEAD_WIDTHS, TIE_ABOVE, list_legal, space, unpriced
@@ -856,3 +857,14 @@ def test_scarce_tokens_are_counted_in_passes_whether_or_not_the_law_sees_them(na
 def test_tokens_that_are_all_unique_are_no_finding():
     front = design(**SMALL | {"tokens": 2_500_000_000}, unique_tokens=2_500_000_000)
     assert "REPEATS" not in [f["code"] for f in findings(front.chosen)]
+
+
+def test_findings_of_a_chosen_shape_are_those_that_lint_has_of_it():
+    """One mechanism: the same codes, and none of design's own beside the rules of alignment."""
+    front = design(params=10**9, vocab_size=50_257, baselines=())
+    told = {f["code"] for f in findings(front.chosen)}
+    ruled = {f.code for f in lint(front.chosen.spec, context=front.budget.train_context).findings}
+
+    assert "SC501" in ruled  # 50257 is odd
+    assert ruled <= told
+    assert "ALIGN" not in told

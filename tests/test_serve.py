@@ -597,7 +597,7 @@ def test_a_config_that_is_packed_is_served_as_it_is():
     found = serve(config, gpu="l4")
 
     assert found.choice.trial.scheme.name == "gptq-int4-g32"
-    assert any("as the config says" in text for text in found.question.assumed)
+    assert any("as released" in text for text in found.question.assumed)
 
 
 def test_a_file_weighs_what_it_holds(tmp_path):

@@ -13,6 +13,9 @@ from msgspec import Meta
 
 LARGEST = 2**40
 """No dimension of a model is larger: 1.1e12, a thousand times the largest vocabulary."""
+MOST_CONTEXT = 2**32
+MOST_TOKENS = 10**18
+"""Of a sequence and of a run that anyone asks about: hundreds of times what was ever trained."""
 
 if TYPE_CHECKING:
     import numpy as np

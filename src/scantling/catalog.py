@@ -51,6 +51,19 @@ class Named(Struct, frozen=True):
     """Other names of the same size and shape."""
     tuned_from: str | None = None
     """The model whose shape and weights it began with."""
+    quantization: dict[str, Any] | None = None
+    """``quantization_config`` of the released weights; None where they are in 16 or 32 bits."""
+    quantization_source: str | None = None
+
+    def released_config(self) -> dict[str, Any]:
+        """The config with what its file says of packed weights.
+
+        Example:
+            >>> named()["deepseek-v3"].released_config()["quantization_config"]["quant_method"]
+            'fp8'
+        """
+        packed = self.quantization
+        return self.config if packed is None else {**self.config, "quantization_config": packed}
 
 
 class Loaded(Struct, frozen=True):
@@ -92,7 +105,7 @@ def loaded(name: str) -> Loaded:
     read = hf.read(entry.config)
     passes = read.n_mtp if entry.mtp_passes is None else entry.mtp_passes
     return Loaded(entry.name, read.spec, read.model_type, read.notes, read.n_mtp,
-                  mtp_passes=passes)  # fmt: skip
+                  mtp_passes=passes, quantization=entry.quantization)  # fmt: skip
 
 
 @functools.cache
@@ -224,7 +237,10 @@ def load(given: str | Path | dict[str, Any] | Spec, *, assume: bool = False) -> 
     if found.spec is not None:
         return Loaded(found.name, found.spec, "spec")
     if found.catalogued:
-        return loaded(found.name)
+        own = declared.quantization(found.config or {}) or None
+        one = loaded(found.name)
+        return one if own == one.quantization else replace(
+            one, quantization=own, notes=(*one.notes, *found.notes))  # fmt: skip
     if found.checkpoint is not None:
         return _from_checkpoint(found.checkpoint, assume)
     return _from_config(found.config or {}, found.name, list(found.notes), assume)
@@ -300,7 +316,19 @@ def _by_name(text: str) -> Described:
             name = resolve(text).name
         except UnknownNameError:
             raise error from None
-    return Described(name, named()[name].config, catalogued=True)
+    return _stored_as(text, named()[name])
+
+
+def _stored_as(text: str, entry: Named) -> Described:
+    """A model under a name that may say how its weights are stored: that beats the release."""
+    config, notes = entry.released_config(), tuple[str, ...]()
+    said = declared.said_by_name(text)
+    if said is not None and said.get("quant_method") != (entry.quantization or {}).get(
+        "quant_method"
+    ):
+        config = {**entry.config, "quantization_config": said} if said else entry.config
+        notes = (f"weights as the name {text} says, with what it leaves open assumed",)
+    return Described(entry.name, config, notes, catalogued=True)
 
 
 def _from_checkpoint(found: checkpoints.Checkpoint, assume: bool) -> Loaded:

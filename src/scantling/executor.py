@@ -242,17 +242,17 @@ def _on_ray(
         known = {} if "RAY_ADDRESS" in os.environ else {"num_cpus": workers or cores()}
         ray.init(log_to_driver=False, include_dashboard=False, **known)
 
-    def result(handed: tuple[Any, Any]) -> Any:
-        job, reference = handed
+    def result(one: _Handed) -> Any:
         try:
-            return ray.get(reference)
+            return ray.get(one.future)
         except (ray.exceptions.WorkerCrashedError, ray.exceptions.OutOfMemoryError):
-            return lost(job)
+            return lost(one.job)
 
     try:
         task, sent = ray.remote(max_retries=TRIES - 1)(function), ray.put(shared)
         n = workers or max(1, int(ray.cluster_resources().get("CPU", 1)))
-        yield from _in_order(lambda job: (job, task.remote(sent, job)), result, jobs, n * ahead)
+        yield from _in_order(partial(task.remote, sent), result, partial(ray.cancel, force=True),
+                             jobs, n * ahead)  # fmt: skip
     finally:
         if own:
             ray.shutdown()
@@ -273,22 +273,24 @@ def _under_slurm(
     nodes.update_parameters(cpus_per_task=1, timeout_min=24 * 60, name="scantling")
     start = partial(nodes.submit, _tried, function, shared)
 
-    def result(handed: tuple[Any, Any]) -> Any:
-        job, running = handed
-        for _ in range(TRIES):
+    def result(one: _Handed) -> Any:
+        while True:
             try:
-                value, error = running.result()
+                value, error = one.future.result()
             except submitit.core.utils.FailedJobError:  # it raised an error of its own
                 raise
             except submitit.core.utils.UncompletedJobError:  # it died
-                running = start(job)
+                one.begun += 1
+                if one.begun == TRIES:
+                    return lost(one.job)
+                one.future = start(one.job)
                 continue
             if error is not None:
                 raise error
             return value
-        return lost(job)
 
-    yield from _in_order(lambda job: (job, start(job)), result, jobs, workers or cores())
+    yield from _in_order(start, result, lambda running: running.cancel(check=False), jobs,
+                         workers or cores())  # fmt: skip
 
 
 def _tried(function: Any, shared: Any, job: Any) -> tuple[Any, ScantlingError | None]:
@@ -300,14 +302,28 @@ def _tried(function: Any, shared: Any, job: Any) -> tuple[Any, ScantlingError | 
 
 
 def _in_order(
-    start: Callable[[Any], Any], result: Callable[[Any], Any], jobs: Iterable[Any], ahead: int
-) -> Iterator[Any]:
-    """Hand out a few jobs ahead, and take results in order."""
-    left = iter(jobs)
-    running = deque(start(job) for job in islice(left, ahead))
-    while running:
-        yield result(running.popleft())
-        running.extend(start(job) for job in islice(left, 1))
+    start: Callable[[Any], Any], result: Callable[[_Handed], Any], stop: Callable[[Any], Any],
+    jobs: Iterable[Any], ahead: int,
+) -> Iterator[Any]:  # fmt: skip
+    """Hand out a few jobs ahead, and take results in order; stop what runs where that ends."""
+    left, running = iter(jobs), deque[_Handed]()
+
+    def hand(n: int) -> None:
+        for job in islice(left, n):
+            running.append(_Handed(job))
+            running[-1].future = start(job)
+
+    try:
+        hand(ahead)
+        while running:
+            found = result(running[0])
+            running.popleft()
+            yield found
+            hand(1)
+    finally:
+        for one in running:
+            if one.future is not None:
+                stop(one.future)
 
 
 __all__ = ["ENGINES", "LostWorkerError", "check", "cores", "run"]

@@ -7,11 +7,11 @@ from scantling.claims.plain import named, slot
 from scantling.claims.records import Claim
 from scantling.claims.registry import Checked, check, decide, judge
 from scantling.costs.alignment import recommended_multiple
+from scantling.costs.backends import backends
 from scantling.costs.flash import fused_kernels, prefill_fill, tile
 from scantling.costs.kernels.attention import Shape
 from scantling.costs.roofline import wave_waste
 from scantling.hardware import chip
-from scantling.rules.backends import backends
 from scantling.spec import dtype_bytes
 
 

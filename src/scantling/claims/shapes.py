@@ -13,11 +13,10 @@ from scantling.claims.registry import Checked, check, decide, judge
 from scantling.costs.alignment import power_of_two
 from scantling.costs.blocks import shard
 from scantling.costs.count import parameters
-from scantling.costs.depth import published_depths
+from scantling.costs.depth import published_depths, width_law
 from scantling.costs.ranks import padded_vocab
 from scantling.errors import FieldError
 from scantling.formats import hf
-from scantling.rules.setting import facts
 from scantling.spec.relations import head_fit
 
 
@@ -112,7 +111,7 @@ def critical_depth_of(one: Claim) -> Checked:
 @check("levine")
 def levine(one: Claim) -> Checked:
     """D = exp(a + b L) at depths, the depths of widths, and log3 D, which theory says instead."""
-    a, b = facts()["levine"]["a"], facts()["levine"]["b"]
+    a, b = width_law()["a"], width_law()["b"]
     numbers = {f"width_{n}": math.exp(a + b * n) for n in one.given["depths"]}
     numbers |= {f"depth_{n}": (math.log(n) - a) / b for n in one.given["widths"]}
     numbers |= {f"theory_{n}": math.log(n, 3) for n in one.given["widths"]}

@@ -68,12 +68,17 @@ def _show(front: Any, more: list[Any], given: dict[str, Any]) -> None:
     from scantling import search
     from scantling.report import text
 
+    plans = None
+    if front.feasible:
+        with _steps("plans") as step:
+            n = search.ROWS if given["as_json"] else given["rows"]
+            plans = search.row_plans(front, n, step)
     if given["as_json"]:
-        show_json(search.front_json(front) | {one.key: one.json for one in more})
+        show_json(search.front_json(front, plans=plans) | {one.key: one.json for one in more})
         return
     out = text.console()
     if front.feasible:
-        text.print_front(out, front, given["rows"])
+        text.print_front(out, front, given["rows"], plans)
     elif not front.swept.stopped:
         text.print_infeasible(out, front)
     for one in more:

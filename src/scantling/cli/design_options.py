@@ -39,7 +39,8 @@ def limits(function: F) -> F:
         click.option("--mixer", help="gqa (unless said), mla, hybrid (states of both kinds), "
                      "gated-delta or mamba2."),
         click.option("--layout", help="full, or local to global layers: 5:1."),
-        click.option("--schedule", help="Feed-forward widths over depth: linear-ffn:0.5-1.5."),
+        click.option("--schedule", help="Feed-forward widths over depth: linear-ffn:0.5-1.5, or "
+                     "1.5-0.5-1.5 with a narrow middle."),
         click.option("--window", type=CONTEXT, help="Window of the local layers: 1024."),
         click.option("--tied", is_flag=True, help="Tie embeddings and head."),
         click.option("--untied", is_flag=True, help="Do not tie them."),
@@ -214,7 +215,13 @@ def read_depths(given: dict[str, Any]) -> tuple[int, ...] | None:
     """The depths to price; empty is a ladder of them, None none."""
     if given["no_depths"] and given["depths"] is not None:
         raise FieldError("--depths", given["depths"], "contradicts --no-depths")
-    return None if given["no_depths"] else parsed(given["depths"], "--depths")
+    from scantling.search.budget import LARGEST_DEPTH
+
+    found = parsed(given["depths"], "--depths")
+    for n in found:
+        if n > LARGEST_DEPTH:
+            raise FieldError("--depths", n, f"must be at most {LARGEST_DEPTH:,}")
+    return None if given["no_depths"] else found
 
 
 def parsed(text: str | None, option: str) -> tuple[int, ...]:

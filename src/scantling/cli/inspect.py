@@ -144,9 +144,9 @@ def _print(
     if given["baseline"]:
         from scantling.report.compare import compare as side_by_side
 
-        text.print_analysis(out, after, before)
         found = side_by_side(*given["baseline"], spec, context=after.workload.context,
                              batch=after.workload.batch, assume=given["assume"])  # fmt: skip
+        text.print_analysis(out, after, before)
         found["models"][-1] = name
         for step in found["decomposition"]:
             step["to"] = name if step["to"] == "spec" else step["to"]

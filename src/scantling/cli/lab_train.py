@@ -49,7 +49,7 @@ TAKEN = ("tokens", "steps", "lr", "schedule", "warmup", "optimizer", "weight_dec
 @click.option("--params", type=COUNT, help="Make the model smaller first, until it has at most so "
               "many parameters.")  # fmt: skip
 @click.option("--set", "changes", multiple=True, metavar="FIELD=V", help="Change the model first.")
-@click.option("--lr", type=float, help="Peak learning rate; 3e-3 · 64 / d_model by default.")
+@click.option("--lr", type=float, help="Peak learning rate; by width and steps unless given.")
 @click.option("--schedule", default="cosine", show_default=True, metavar="cosine|wsd|constant")
 @click.option("--warmup", type=COUNT, help="Steps; a twentieth of all by default.")
 @click.option("--optimizer", default="adamw", show_default=True, metavar="adamw|muon")

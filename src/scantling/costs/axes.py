@@ -91,7 +91,7 @@ def design_axes(spec: Spec) -> dict[str, Any]:
     recurrent = _share(spec, tallies, "recurrent", "mixers")
     if recurrent is not None:
         found["attention_share"] = 1 - recurrent
-    elif spec.embeddings.position is None:
+    elif spec.embeddings.position is None and not spec.embeddings.sines:
         nope = _share(spec, tallies, "unplaced", "attention")
         found |= {} if nope is None else {"nope_share": nope}
     if spec.tied and spec.head is not None:

@@ -42,9 +42,21 @@ def published_depths(d_model: int) -> DepthLimits:
 
 
 @functools.cache
+def width_law() -> dict[str, float]:
+    """Levine et al.'s ln D = a + b L: constants, their errors, the depths it was measured at.
+
+    Example:
+        >>> width_law()["a"], width_law()["deepest"]
+        (5.039, 48.0)
+    """
+    found: dict[str, float] = read_data("shape_priors.toml")["levine"]["constants"]
+    return found
+
+
+@functools.cache
 def _told() -> dict[str, Any]:
     found: dict[str, Any] = read_data("rules.toml")["depth"]
     return found
 
 
-__all__ = ["DepthLimits", "published_depths"]
+__all__ = ["DepthLimits", "published_depths", "width_law"]

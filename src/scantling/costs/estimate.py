@@ -39,7 +39,8 @@ def plain_plan(n_gpu: int, context: int, *, tp: int = 1, pp: int = 1, ep: int = 
 
     Alone it is the plainest: weights, gradients and states shared by all chips (FSDP), one
     micro-batch a step. With stages or a tensor group, optimizer states are shared by the replicas,
-    and as many micro-batches of one sequence pass as the step's tokens make.
+    and as many micro-batches of one sequence pass as the step's tokens make. Experts that are
+    spread stay whole.
 
     Example:
         >>> plain_plan(64, 8192).micro_batch, plain_plan(64, 8192, tp=8, pp=2).n_micro_batch
@@ -48,7 +49,8 @@ def plain_plan(n_gpu: int, context: int, *, tp: int = 1, pp: int = 1, ep: int = 
     batch = max(1, TOKENS_PER_MICRO_BATCH // context)
     if tp * pp == 1:
         return Plan(dp=n_gpu, zero=3, micro_batch=batch, ep=ep)
-    return Plan(tp=tp, pp=pp, dp=n_gpu // (tp * pp), ep=ep, zero=1, n_micro_batch=batch * tp * pp)
+    return Plan(tp=tp, pp=pp, dp=n_gpu // (tp * pp), ep=ep, expert_tp=1 if ep > 1 else None,
+                zero=1, n_micro_batch=batch * tp * pp)  # fmt: skip
 
 
 def training_time(
@@ -88,9 +90,18 @@ def reference_mfu(chip: Chip, n_gpu: int, dtype: str = "bf16") -> float:
               Block((Branch(Dense(round_up(8 * width // 3, 256))),), pre=Norm()))  # fmt: skip
     stack = Stack((Layer("layer", blocks),), (Run(("layer",), REFERENCE_LAYERS),))
     spec = Spec(d_model=width, vocab_size=32_000, decoder=stack)
+    return training_mfu(spec, chip, n_gpu, REFERENCE_CONTEXT, dtype)
+
+
+def training_mfu(spec: Spec, chip: Chip, n_gpu: int, context: int, dtype: str = "bf16") -> float:
+    """The share of a chip's peak that training a model by the plainest plan reaches.
+
+    FLOPs with attention in full and the head (``docs/flops.md``) over what the chips could do in
+    the time of ``training_time``.
+    """
     tokens = 10**9
-    seconds = training_time(spec, tokens, chip, n_gpu, REFERENCE_CONTEXT, dtype).value_s
-    one = flops(spec, 1, REFERENCE_CONTEXT)
+    seconds = training_time(spec, tokens, chip, n_gpu, context, dtype).value_s
+    one = flops(spec, 1, context)
     return float(one.train / one.tokens * tokens / (seconds * n_gpu * chip.rate(dtype)))
 
 
@@ -131,4 +142,4 @@ def serving_split(n_gpu: int) -> tuple[int, int]:
 
 
 __all__ = ["DAY_S", "Estimate", "decode_time", "plain_plan", "reference_mfu", "serving_split",
-           "training_time"]  # fmt: skip
+           "training_mfu", "training_time"]  # fmt: skip

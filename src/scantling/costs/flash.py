@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from scantling.arith import Dim, Num, ceil_div, minimum, product, round_up
+from scantling.arith import Dim, Num, ceil_div, minimum, product
 from scantling.costs.kernels.attention import CACHE_TILE, TILE, Shape
 from scantling.errors import UnknownNameError
 from scantling.hardware import Chip
@@ -106,20 +106,52 @@ def takes(name: str, chip: Chip, d_key: int, d_value: int | None = None) -> Take
         return Taken(verdict="no", width=None, reason=f"{k.title} does not run on {chip.name}, "
                      f"compute capability {chip.compute_capability} ({k.since})")  # fmt: skip
     shown = str(d_key) if value == d_key else f"{d_key} with values of {value}"
+    verdict, width = fits(d_key, value, k.multiple, k.most, k.widths)
     if (d_key, value) in k.widths:
         return Taken(verdict="yes", width=d_key, reason=f"{k.title} takes {shown} ({k.since})")
-    if k.multiple is None or max(d_key, value) > k.most:
+    if width is None:
         some = ", ".join(str(a) if a == b else f"{a} with values of {b}" for a, b in k.widths)
         rule = f"multiples of {k.multiple} up to {k.most}" if k.multiple else ""
         says = " and ".join(part for part in (rule, some) if part)
         return Taken(verdict="no", width=None,
                      reason=f"{k.title} takes {says}, not {shown} ({k.since})")  # fmt: skip
-    width: Any = round_up(d_key, k.multiple)
     rule = f"{k.title} takes multiples of {k.multiple} up to {k.most}"
-    if width == d_key:
+    if verdict == "yes":
         return Taken(verdict="yes", width=d_key, reason=f"{rule} ({k.since})")
     return Taken(verdict="padded", width=width,
-                 reason=f"{rule}: {d_key} runs padded to {width} ({k.since})")  # fmt: skip
+                 reason=f"{rule}: {shown} runs padded to {width} ({k.since})")  # fmt: skip
+
+
+def fits(
+    d_key: int, d_value: int, multiple: int | None, most: int,
+    pairs: tuple[tuple[int, int], ...], *, uneven: bool = False,
+) -> tuple[Literal["yes", "padded", "no"], int | None]:  # fmt: skip
+    """Whether a rule takes a head, and the width it runs at.
+
+    A kernel of one width for keys and values takes narrower values once they are padded to the
+    keys: FlashAttention's ``flash_api`` checks that both are equal.
+
+    Args:
+        d_key: Width of queries and keys.
+        d_value: Width of values.
+        multiple: Widths that are multiples of it are taken; None takes only ``pairs``.
+        most: The largest of them.
+        pairs: (key, value) widths taken beside.
+        uneven: Whether values may be narrower than keys.
+
+    Example:
+        >>> fits(128, 128, 8, 256, ()), fits(100, 100, 8, 256, ()), fits(192, 128, 8, 256, ())
+        (('yes', 128), ('padded', 104), ('padded', 192))
+        >>> fits(192, 128, 8, 256, ((192, 128),)), fits(80, 80, None, 0, ((64, 64),))
+        (('yes', 192), ('no', None))
+    """
+    if (d_key, d_value) in pairs:
+        return "yes", d_key
+    if multiple is None or d_value > d_key or d_key > most:
+        return "no", None
+    width = d_key + -d_key % multiple
+    same = width == d_key and (uneven or d_value == d_key)
+    return ("yes" if same else "padded"), width
 
 
 class Tile(Struct, frozen=True, kw_only=True):

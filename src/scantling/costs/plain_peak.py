@@ -93,7 +93,10 @@ def moments(spec: Spec, ops: tuple[Placed, ...], recipe: Recipe, *, held: bool) 
         yield Moment("backward", left + there * (one.kept + one.excess), 0, grads, small)
     again = table if held or spec.tied else 0
     yield Moment("backward", stream + maximum(left, 0), 0, weights, again + small)
-    yield Moment("optimizer step", 0, 0, weights, small + works_on(ops, each, recipe.optimizer))
+    yield Moment("optimizer step", 0, 0, weights, small)
+    if recipe.optimizer == "muon":  # after AdamW, whose weights have no gradients any more
+        moved = sum((_bytes(p, each) for p in ops if _is_turned(p)), start=0)
+        yield Moment("optimizer step", 0, 0, moved, small + works_on(ops, each))
 
 
 def _layer(ops: tuple[Placed, ...], b: int, each: Any, stream: Any) -> Layer:
@@ -194,19 +197,28 @@ def tables(ops: tuple[Placed, ...]) -> Any:
     return sum(found.values(), start=0)
 
 
-def works_on(ops: tuple[Placed, ...], each: Any, optimizer: str) -> Any:
-    """What an optimizer makes beside its states: fused AdamW nothing, Muon of its largest matrix.
+def _is_turned(placed: Placed) -> bool:
+    """Whether Muon is for an operator's weights: for the matrices of the layers."""
+    return placed.op.kind == "matmul" and placed.layer != ""
 
-    Of n numbers, with r on the shorter side: the gradient with momentum, X, aX, the product and
-    their sum, 5 n, beside the r × r of XXᵀ; or 3 n while four of r × r are made.
+
+def works_on(ops: tuple[Placed, ...], each: Any) -> Any:
+    """What Muon makes of its largest matrix; fused AdamW makes nothing.
+
+    A product may hold several matrices side by side, which are made orthogonal one by one. Beside
+    all of the product with momentum, and those that are done, one of n numbers with r on its
+    shorter side takes X, aX, the product and their sum, 4 n, and the r × r of XXᵀ; or 2 n while
+    four of r × r are made.
     """
     most: Any = 0
-    for placed in ops if optimizer == "muon" else ():
+    for placed in filter(_is_turned, ops):
         op = placed.op
-        if op.kind == "matmul" and op.tensors and placed.layer:
-            copies: Any = 1 if op.experts is None else op.experts
-            n, square = copies * op.n * op.k, copies * minimum(op.n, op.k) ** 2
-            most = maximum(most, maximum(5 * n + square, 3 * n + 4 * square))
+        copies: Any = 1 if op.experts is None else op.experts
+        held: Any = copies * op.n * op.k
+        for t in (t for t in op.tensors if len(t.shape) == 2):
+            n, square = copies * t.each(), copies * minimum(*t.shape) ** 2
+            most = maximum(most, held + maximum(4 * n + square, 2 * n + 4 * square))
+            held = held + n
     return most * each
 
 

@@ -13,8 +13,8 @@ from msgspec.structs import replace
 
 from scantling.arith import Dim, Num, ceil_div, minimum, product
 from scantling.costs.adapters import packed_bytes
-from scantling.errors import FieldError, UnknownNameError, shorten
-from scantling.formats.declared import quantization
+from scantling.errors import FieldError, ScantlingError, UnknownNameError, shorten
+from scantling.formats.declared import quantization, unpacked_parts
 from scantling.formats.quantized import QUANTIZED
 from scantling.formats.stored import BlockType, block_type
 from scantling.hardware import Chip
@@ -118,6 +118,7 @@ class Scheme(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         strict: The pair that older releases ask for.
         multiple: What both dimensions of a rank's matrix are padded to or must be multiples of.
         out_multiple: What a rank's outputs must be multiples of.
+        others: How matrices of layers outside ``parts`` are kept; None leaves them in 16 bits.
         dealt: Whether blocks are dealt out whole to ranks, so that no width is refused.
         pad: Multiples to which kernels pad the experts of a rank: of their width, of D.
     """
@@ -128,6 +129,7 @@ class Scheme(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     sources: tuple[str, ...]
     aliases: tuple[str, ...] = ()
     parts: tuple[str, ...] = tuple(sorted(QUANTIZED))
+    others: Packing | None = None
     rate: str | None = None
     capability: float | None = None
     vendors: tuple[str, ...] = ()
@@ -283,6 +285,8 @@ def scheme_of(config: dict[str, Any]) -> Scheme | None:
     if method == "modelopt":
         method = str(found.get("quant_algo") or "").lower()
     group = found.get("group_size")
+    if method == "fp8" and found.get("expert_dtype") == "fp4":
+        return scheme("mxfp4-fp8")
     if method == "fp8":
         return scheme("fp8-block" if found.get("weight_block_size") else "fp8-tensor")
     if method == "bitsandbytes" and found.get("load_in_8bit"):
@@ -290,7 +294,8 @@ def scheme_of(config: dict[str, Any]) -> Scheme | None:
     if method == "bitsandbytes" and found.get("bnb_4bit_use_double_quant"):
         return scheme("nf4-dq")
     if method == "compressed-tensors":
-        return _compressed(found)
+        one, left = _compressed(found), unpacked_parts(found)
+        return replace(one, parts=tuple(p for p in one.parts if p not in left)) if left else one
     methods = _data()["methods"]
     if method not in methods:
         raise FieldError("quantization_config.quant_method", shorten(method) or None,
@@ -299,6 +304,19 @@ def scheme_of(config: dict[str, Any]) -> Scheme | None:
     if name in GROUPS and type(group) is int:
         return scheme(f"{name}-g{group}" if group > 0 else f"{name}-channel")
     return scheme(name)
+
+
+def released_scheme(quantization: dict[str, Any] | None) -> Scheme | None:
+    """The scheme of released weights; None where nothing is said, or nothing of a known size.
+
+    Example:
+        >>> released_scheme({"quant_method": "mxfp4"}).name, released_scheme({"quant_method": "x"})
+        ('mxfp4', None)
+    """
+    try:
+        return scheme_of({"quantization_config": quantization}) if quantization else None
+    except ScantlingError:
+        return None
 
 
 def _compressed(found: dict[str, Any]) -> Scheme:

@@ -1,15 +1,15 @@
-"""Runtimes and the head widths their attention takes."""
+"""Runtimes: what each does with shapes, and the head widths its attention takes."""
 
 from __future__ import annotations
 
 import functools
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 from msgspec import Struct
 
+from scantling.costs.backends import Backend, backends
 from scantling.costs.deployment import common
-from scantling.costs.flash import takes
 from scantling.errors import UnknownNameError
 from scantling.hardware import Chip
 from scantling.sources import read_data
@@ -18,34 +18,53 @@ from scantling.spec.vary import nodes
 
 
 class Runtime(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What serves or runs a model, and which heads it takes.
+    """A runtime, framework or kernel library, and what it does with shapes.
 
     Args:
         name: ``vllm``.
-        title: Its name for people.
-        since: Year and month the rule was stated.
+        title: Its name and version.
         sources: Keys of the bibliography.
-        widths: Head widths taken, keys and values alike.
-        pairs: (key, value) widths taken beside.
-        kernels: Fused kernels that may take other widths, by the chip.
+        trains: Whether models are trained in it.
+        pads_vocabulary: The multiple it pads a vocabulary to; 0 where it does not.
+        per_rank: Whether that is a multiple on each tensor-parallel rank.
+        layers: Whether stages must be equal: ``equal``, or ``any``.
+        experts: The same of experts over ranks.
+        page: Tokens of a page of the cache; 0 where it has none.
+        kernels: Kernels of attention it may choose among, keys of ``backends``.
+        fallback: Whether it has a way without any of them.
+        vendors: Whose chips it is alone for; none is not known.
+        latents: (key, value) widths it has kernels of its own for.
         latent: The forms of latent attention it runs fused: ``absorbed``, ``expanded`` or both.
         latent_heads: What query heads of latent attention must be a multiple of.
-        note: What else there is to say.
+        aliases: Other names.
     """
 
     name: str
     title: str
-    since: str
     sources: tuple[str, ...]
-    widths: tuple[int, ...] = ()
-    pairs: tuple[tuple[int, int], ...] = ()
+    trains: bool = False
+    pads_vocabulary: int = 0
+    per_rank: bool = False
+    layers: Literal["equal", "any"] = "any"
+    experts: Literal["equal", "any"] = "equal"
+    page: int = 0
     kernels: tuple[str, ...] = ()
+    fallback: bool = True
+    vendors: tuple[str, ...] = ()
+    latents: tuple[tuple[int, int], ...] = ()
     latent: Literal["both", "absorbed", "expanded"] = "both"
     latent_heads: int = 1
-    note: str = ""
+    aliases: tuple[str, ...] = ()
+
+    def on(self, chip: Chip | None) -> list[Backend]:
+        """Its kernels of attention that run on a chip; without one, all."""
+        return [backends()[name] for name in self.kernels if backends()[name].runs_on(chip)]
 
     def takes(self, chip: Chip, d_key: int, d_value: int) -> bool:
-        """Whether it runs heads of these widths with a fused kernel on a chip.
+        """Whether it runs heads of these widths with a fused kernel on a chip, unpadded.
+
+        On a chip that no fused kernel of the table is for, the widths all kernels have in common
+        are taken, unless the runtime is for other chips alone.
 
         Args:
             chip: Where.
@@ -59,11 +78,14 @@ class Runtime(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             >>> runtime("llama.cpp").takes(chip("h100-sxm"), 192, 192)
             False
         """
-        if (d_key, d_value) in self.pairs or (d_key == d_value and d_key in self.widths):
+        if self.vendors and chip.vendor not in self.vendors:
+            return False
+        fused = [b for b in self.on(chip) if not b.slow]
+        if (d_key, d_value) in self.latents:
             return True
-        if chip.compute_capability is None and self.kernels:
-            return d_key == d_value and common(d_key)
-        return any(takes(name, chip, d_key, d_value).verdict == "yes" for name in self.kernels)
+        if not fused:
+            return self.fallback and d_key == d_value and common(d_key)
+        return any(b.takes(d_key, d_value).verdict == "yes" for b in fused)
 
     def runs(self, spec: Spec, chip: Chip) -> bool:
         """Whether it runs the attention of every kind of layer of a model on a chip.
@@ -96,24 +118,26 @@ def runtimes() -> dict[str, Runtime]:
     """Every runtime of the table by its name.
 
     Example:
-        >>> sorted(runtimes())
-        ['llama.cpp', 'sglang', 'tensorrt-llm', 'transformers', 'vllm']
+        >>> runtimes()["megatron"].pads_vocabulary
+        128
     """
-    found = msgspec.convert(read_data("runtimes.toml")["runtime"], list[Runtime])
-    return {one.name: one for one in found}
+    table: dict[str, dict[str, Any]] = read_data("runtimes.toml")["runtime"]
+    named = [{"name": name, **entry} for name, entry in table.items()]
+    return {one.name: one for one in msgspec.convert(named, list[Runtime])}
 
 
 def runtime(name: str) -> Runtime:
-    """A runtime by its name.
+    """A runtime by its name, or one of its other names.
 
     Raises:
         UnknownNameError: With the nearest names.
 
     Example:
-        >>> runtime("TensorRT-LLM").title
-        'TensorRT-LLM'
+        >>> runtime("TRT-LLM").name, runtime("ollama").name
+        ('tensorrt-llm', 'llama.cpp')
     """
-    key = name.strip().lower()
-    if key not in runtimes():
-        raise UnknownNameError("runtime", name, runtimes())
-    return runtimes()[key]
+    plain = name.strip().lower().replace("_", "-").replace(" ", "-")
+    for one in runtimes().values():
+        if plain in {one.name, *one.aliases}:
+            return one
+    raise UnknownNameError("runtime", name, runtimes())

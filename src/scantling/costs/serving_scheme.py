@@ -52,7 +52,9 @@ class Numbers(Struct, frozen=True):
 
     @property
     def dense(self) -> str:
-        """Of what is no expert: 16 bits where experts alone are packed."""
+        """Of what is no expert: 16 bits where experts alone are packed, FP8 in FP8 blocks."""
+        if self.scheme.others is not None:
+            return "fp8"
         return self.dtype if "ffn" in self.scheme.parts or not self.scheme.quantised else "bf16"
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from msgspec import Struct
@@ -10,6 +11,7 @@ from msgspec.structs import replace
 from scantling.arith import Num, maximum, minimum, product, round_up
 from scantling.costs.quantize import Mixed, Plain, Scheme, layers_of, replaced, scheme, typed_bytes
 from scantling.costs.ranks import Placed, expert_tp, placed_operators
+from scantling.formats.quantized import QUANTIZED
 from scantling.ops import Tensor
 from scantling.spec import Experts, GroupedAttention, Spec
 from scantling.spec.plan import Plan
@@ -101,11 +103,20 @@ SMALL = frozenset({
 narrow matrices as they are (the FP8 releases of Qwen3-Next and DeepSeek-V3.2 list them)."""
 
 
-def is_packed(one: Scheme, placed: Placed, t: Tensor) -> bool:
-    """Whether a scheme packs a tensor: a matrix of a product, of one of its parts, not narrow."""
+def is_packed(
+    one: Scheme, placed: Placed, t: Tensor, parts: Collection[str] | None = None
+) -> bool:  # fmt: skip
+    """Whether a scheme packs a tensor: a matrix of a product, of one of its parts, not narrow.
+
+    Args:
+        one: The scheme.
+        placed: The product.
+        t: The tensor.
+        parts: Other parts than those of its packing.
+    """
     matrix = placed.op.kind == "matmul" and len(t.shape) == 2
     narrow = t.part in {"mixer", "attention"} and t.name.rpartition(".")[2] in SMALL
-    return one.quantised and matrix and t.part in one.parts and not narrow
+    return one.quantised and matrix and t.part in (parts or one.parts) and not narrow
 
 
 def rest_bytes(one: Scheme, t: Tensor) -> float:
@@ -121,9 +132,11 @@ def rest_bytes(one: Scheme, t: Tensor) -> float:
 
 
 def _bytes(one: Scheme, placed: Placed, t: Tensor, _: Plan, __: Any) -> Any:
-    if not is_packed(one, placed, t):
-        return None
-    return _count(t) * one.packing.matrix_bytes(*t.shape)
+    if is_packed(one, placed, t):
+        return _count(t) * one.packing.matrix_bytes(*t.shape)
+    if one.others is not None and is_packed(one, placed, t, QUANTIZED):
+        return _count(t) * one.others.matrix_bytes(*t.shape)
+    return None
 
 
 def _count(t: Tensor) -> Any:

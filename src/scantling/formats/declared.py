@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+import re
 from collections.abc import Iterator
 from typing import Any
 
 from msgspec import Struct
 
+from scantling.sources import read_data
 from scantling.spec import BITS
 from scantling.spec.workload import plain_dtype
 
@@ -34,13 +37,53 @@ def parts(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def quantization(config: dict[str, Any]) -> dict[str, Any]:
-    """The object that says how weights are packed, of the config or its text part; else empty."""
+    """The object that says how weights are packed, of the config or its text part; else empty.
+
+    A config that says beside it in what its experts are (DeepSeek-V4) has that in it.
+    """
     for part in parts(config):
         for key in KEYS:
             value = part.get(key)
             if isinstance(value, dict):
-                return value
+                experts = part.get("expert_dtype")
+                return value if experts is None else {"expert_dtype": experts, **value}
     return {}
+
+
+def unpacked_parts(quantization: dict[str, Any]) -> set[str]:
+    """Parts of every layer that a config's patterns leave in 16 bits.
+
+    Modules named with the number of a layer are few, and are not looked at.
+
+    Example:
+        >>> sorted(unpacked_parts({"ignore": ["lm_head", "re:.*self_attn.*"]}))
+        ['attention']
+    """
+    ignored = quantization.get("ignore")
+    patterns = [p for p in ignored if isinstance(p, str) and p.startswith("re:")] if isinstance(
+        ignored, list) else []  # fmt: skip
+    known: dict[str, str] = read_data("checkpoints.toml")["unpacked"]
+    return {part for part, piece in known.items() if any(piece in p for p in patterns)}
+
+
+@functools.cache
+def _words() -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = read_data("checkpoints.toml")["words"]
+    return found
+
+
+def said_by_name(name: str) -> dict[str, Any] | None:
+    """What a name says of how weights are packed, as a config would; None where it says nothing.
+
+    Example:
+        >>> said_by_name("nvidia/DeepSeek-R1-NVFP4"), said_by_name("DeepSeek-V3-bf16")
+        ({'quant_method': 'nvfp4'}, {})
+        >>> said_by_name("deepseek-v3") is None
+        True
+    """
+    known = _words()
+    words = re.split(r"[-_/\s]+", name.lower())
+    return next((known[word] for word in words if word in known), None)
 
 
 def quantized(config: dict[str, Any]) -> Quantized | None:

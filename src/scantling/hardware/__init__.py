@@ -100,6 +100,10 @@ def node(of: Chip | str, n_gpu: int = 8) -> Node:
     return Node(chip=one, n_gpu=n_gpu, link=link)
 
 
+MOST_GPUS = 2**20
+"""Chips of one run: several times the largest machine room anyone has built."""
+
+
 def cluster(
     of: Chip | str, n_gpu: int = 8, gpus_per_node: int = 8, net: str = "400Gb",
     oversubscription: float = 1.0,
@@ -114,14 +118,15 @@ def cluster(
         oversubscription: See ``Cluster``.
 
     Raises:
-        FieldError: If a number is below one, or whole machines do not add up to ``n_gpu``.
+        FieldError: If a number is below one or beyond ``MOST_GPUS``, or whole machines do not add
+            up to ``n_gpu``.
 
     Example:
         >>> cluster("h100", 16).node.n_gpu
         8
     """
-    if n_gpu < 1:
-        raise FieldError("gpus", n_gpu, "must be at least 1")
+    if not 1 <= n_gpu <= MOST_GPUS:
+        raise FieldError("gpus", n_gpu, f"must be 1 to {MOST_GPUS}")
     if oversubscription < 1:
         raise FieldError("oversubscription", oversubscription, "must be at least 1")
     machine = node(of, min(n_gpu, gpus_per_node))

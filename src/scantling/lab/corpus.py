@@ -17,6 +17,8 @@ BLOCKS = 20
 SHARES = {"train": 18, "choose": 1, "report": 1}
 """Twentieths of every block, in this order: trained on, chosen on, reported."""
 NOT_LIBRARY = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
+GENERATED = ("recall", "mqar", "copy", "addition", "hops")
+"""Data that is no text: tasks that are drawn anew, whose length follows from their knobs."""
 GRAMMAR_BYTES = 4 * 2**20
 READ = {".txt": "text", ".jsonl": "JSON lines", ".parquet": "a column of text"}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,8 +22,8 @@ from scantling.units import parse_count
 
 BATCH, CONTEXT = 16, 128
 """Sequences of a step and tokens of a sequence where nothing is said."""
-JUDGED_TOKENS = 2**16
-"""Tokens at most that a slice is judged on, in windows spread over all of it."""
+JUDGED_TOKENS = {"choose": 2**16, "report": 2**16}
+"""Tokens at most that slices are judged on, in windows spread over all of them."""
 MAGIC, HEADER_BYTES = 20240520, 1024
 """What llm.c begins a file of token numbers with; nanoGPT writes no header."""
 
@@ -75,6 +75,7 @@ class TextTask:
     token_bytes: Tensor | None = field(repr=False)
     bytes_per_token: float | None
     floor_bits_per_byte: float | None = None
+    judged_tokens: Mapping[str, int] = field(default_factory=lambda: JUDGED_TOKENS)
 
     @property
     def unique_tokens(self) -> float:
@@ -107,10 +108,10 @@ class TextTask:
     def evaluate(self, model: nn.Module, held: str = "report") -> dict[str, float | None]:
         """Loss, bits_per_byte and accuracy on a slice that is not trained on.
 
-        At most 65,536 tokens are judged, in windows spread evenly over the slice.
+        At most ``judged_tokens`` are judged, 65,536 by default, in windows spread evenly over it.
         """
         n = len(self.slices[held].starts)
-        judged = min(n, max(1, JUDGED_TOKENS // self.context))
+        judged = min(n, max(1, self.judged_tokens[held] // self.context))
         spread = np.arange(judged) * n // judged
         batches = (
             self._cut(held, spread[i : i + self.batch_size])
@@ -206,12 +207,29 @@ def of_corpus(text: Corpus, batch: int, context: int, tokenizer: str = "bytes") 
     found = TextTask(
         name=text.name, tokenizer=tokenizer, batch_size=batch, context=context,
         vocab_size=len(token_bytes_V), token_bytes=token_bytes_V,
-        hash=hashlib.sha256(f"{text.hash} {tokenizer}".encode()).hexdigest(),
+        hash=_hash(text, tokenizer),
         slices={name: windows(p, context) for name, p in tokens.items()},
         bytes_per_token=sum(map(len, parts["train"])) / max(n_train, 1),
         floor_bits_per_byte=text.floor_bits_per_byte,
     )  # fmt: skip
     return _long_enough(found, n_train)
+
+
+def _hash(text: Corpus, tokenizer: str) -> str:
+    return hashlib.sha256(f"{text.hash} {tokenizer}".encode()).hexdigest()
+
+
+def text_hash(data: str, tokenizer: str = "bytes") -> str | None:
+    """The hash of a task of a text, which is not cut into tokens for it; None of other data.
+
+    Example:
+        >>> text_hash("grammar:n_bytes=100000") == task("grammar:n_bytes=100000").hash
+        True
+    """
+    name, knobs = _asked(data)
+    if name in TASKS or name.lower().endswith(".bin"):
+        return None
+    return _hash(corpus(name, **knobs), tokenizer)
 
 
 def _long_enough(one: TextTask, n_train: int) -> TextTask:

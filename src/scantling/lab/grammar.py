@@ -49,7 +49,7 @@ GRAMMAR: dict[type, str] = {
     Stack: "kinds layout final_norm",
     Run: "pattern n",
     Layer: "name blocks",
-    Embeddings: "position d_embed project_bias norm norm_last scale",
+    Embeddings: "position d_embed project_bias norm norm_last scale sines",
     LearnedPosition: "rows narrow",
     Head: "bias project softcap scale",
     Block: "branches pre post after residual",

@@ -11,7 +11,7 @@ import torch
 from msgspec import Struct
 
 from scantling.errors import FieldError
-from scantling.lab import run_folder, weights
+from scantling.lab import run_folder, weights, whole_file
 from scantling.lab.data import task as task_of
 from scantling.lab.model import Decoder
 from scantling.lab.numerics import Numerics
@@ -111,6 +111,6 @@ def keep(model: Decoder, settings: dict[str, Any], folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         run_folder.save(folder, {"model": run_folder.weights(model)})
-        run_folder.write(folder / RUN, json.dumps(told, indent=1).encode())
+        whole_file.write(folder / RUN, json.dumps(told, indent=1).encode())
     except OSError as error:
         raise FieldError("save", str(folder), f"cannot be written: {error}") from error

@@ -22,7 +22,7 @@ from scantling.lab.flow import Flow, Places, Watch
 from scantling.lab.grammar import buildable
 from scantling.lab.numerics import Numerics
 from scantling.lab.param import Kind, Parametrisation, initialise, optimizer_groups
-from scantling.lab.parts import Fused, Named, maybe
+from scantling.lab.parts import Fused, Named, maybe, waves
 from scantling.lab.recurrent import Delta, StateSpace
 from scantling.lab.stream import Branched, Side
 from scantling.spec import (
@@ -220,6 +220,8 @@ class Embedded(nn.Module):
             x_BTw = self.norm(x_BTw)
         if self.position is not None and e.position is not None and not e.position.narrow:
             x_BTw = x_BTw + self._positions(x_BTw.shape[-2])
+        if e.sines:
+            x_BTw = x_BTw + waves(x_BTw)
         return x_BTw
 
     def _positions(self, length: int) -> Tensor:

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 from scantling.errors import FieldError, UnknownNameError
+from scantling.lab.feed import Routed
+from scantling.lab.parts import Fused
 
 Schedule = Literal["cosine", "wsd", "constant"]
 SCHEDULES = ("cosine", "wsd", "constant")
@@ -98,7 +100,8 @@ def orthogonal(gradient: Tensor) -> Tensor:
 class Muon(Optimizer):
     """Momentum, made orthogonal: each matrix moves by steps whose singular values are equal.
 
-    For matrices inside layers; stacked experts are so many matrices.
+    Stacked experts are so many matrices; those that stand side by side in one product (query, key
+    and value; gate and up) are taken apart by ``rows`` of their group, as each is a map of its own.
     The update is scaled by 0.2 √max(rows, columns), so that its size is AdamW's (Liu et al. 2025,
     arXiv 2502.16982). Its best learning rate is still its own: 0.03 where AdamW's was 0.01, with
     2 layers of width 64.
@@ -113,7 +116,8 @@ class Muon(Optimizer):
     def __init__(
         self, params: Iterable[Any], lr: float, momentum: float = 0.95, weight_decay: float = 0.0
     ) -> None:
-        super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+        given = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "rows": None}
+        super().__init__(params, given)
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
@@ -134,21 +138,17 @@ class Muon(Optimizer):
         mean.lerp_(p.grad, 1 - momentum)
         # Orthogonal is a property of the whole matrix.
         ahead = whole(p.grad.lerp(mean, momentum))
-        size = 0.2 * math.sqrt(max(ahead.shape[-2:]))
-        update = spread_like(orthogonal(ahead).to(p.dtype), p)
-        p.mul_(1 - lr * group["weight_decay"]).add_(update, alpha=-lr * size)
+        parts = torch.split(ahead, group["rows"] or ahead.shape[-2], -2)
+        moved = [0.2 * math.sqrt(max(m.shape[-2:])) * orthogonal(m) for m in parts]
+        update = spread_like(torch.cat(moved, -2).to(p.dtype), p)
+        p.mul_(1 - lr * group["weight_decay"]).add_(update, alpha=-lr)
 
 
-def is_matrix_of_a_layer(name: str, parameter: Tensor) -> bool:
-    """Whether Muon is for it: not for tables, the head, norms and biases.
-
-    Example:
-        >>> is_matrix_of_a_layer("layers.0.up.weight", torch.zeros(2, 3))
-        True
-        >>> is_matrix_of_a_layer("head.weight", torch.zeros(2, 3))
-        False
-    """
-    return parameter.ndim >= 2 and "layers" in name.split(".")
+def _rows(model: nn.Module) -> dict[Tensor, tuple[int, ...]]:
+    """Of products that hold several matrices, the rows of each."""
+    found = {m.weight: tuple(m.outs.values()) for m in model.modules() if isinstance(m, Fused)}
+    experts = [m for m in model.modules() if isinstance(m, Routed)]
+    return found | {m.up_EFD: (m.width,) * (m.up_EFD.shape[1] // m.width) for m in experts}
 
 
 def optimizers(
@@ -161,7 +161,7 @@ def optimizers(
     Args:
         model: Whose parameters have names.
         groups: Parameters with ``lr`` and ``weight_decay``, as ``Decoder.groups`` gives them.
-        kind: ``adamw``, or ``muon`` for the matrices of layers and AdamW for the rest.
+        kind: ``adamw``, or ``muon`` for hidden matrices and AdamW for tables, head and vectors.
         rates: Factors on the rate by the beginning of a parameter's name; the longest counts.
 
     Raises:
@@ -174,15 +174,17 @@ def optimizers(
         if not any(_begins(name, prefix) for name in names.values()):
             raise FieldError("rates", prefix, "is the beginning of no parameter's name",
                              f"there are {', '.join(list(names.values())[:4])}, …")  # fmt: skip
-    split: dict[tuple[int, float, bool], list[nn.Parameter]] = {}
+    split: dict[tuple[int, float, tuple[int, ...] | None], list[nn.Parameter]] = {}
+    rows = _rows(model) if kind == "muon" else {}
     for i, group in enumerate(groups):
         for p in group["params"]:
-            turned = kind == "muon" and is_matrix_of_a_layer(names[p], p)
-            split.setdefault((i, _rate(names[p], rates), turned), []).append(p)
+            of = rows.get(p) if group["name"] == "hidden" else None
+            split.setdefault((i, _rate(names[p], rates), of), []).append(p)
     made: dict[bool, list[dict[str, Any]]] = {False: [], True: []}
-    for (i, rate, turned), params in split.items():
+    for (i, rate, of), params in split.items():
         base = groups[i]["lr"] * rate
-        made[turned].append({**groups[i], "params": params, "lr": base, "base": base})
+        turned = kind == "muon" and groups[i]["name"] == "hidden"
+        made[turned].append({**groups[i], "params": params, "lr": base, "base": base, "rows": of})
     found: list[Optimizer] = []
     if made[False]:  # one kernel for all tensors: 3 to 7 times as fast, on a CPU too
         found.append(AdamW(made[False], betas=BETAS, fused=True))
@@ -218,6 +220,6 @@ def remember(
     for one in made:
         for p in (p for group in one.param_groups for p in group["params"] if names[p] in known):
             one.state[p] = {
-                k: spread_like(v.to(p.device), p) if v.shape == p.shape else v.clone()
+                k: spread_like(v.to(p.device), p) if v.shape == p.shape else v.to(p.device).clone()
                 for k, v in known[names[p]].items()
             }

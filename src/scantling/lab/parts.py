@@ -5,6 +5,7 @@ Every part names the weights it holds as ``ops.tensors`` does, whatever is store
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 
 import torch
@@ -175,3 +176,18 @@ def activation(name: str) -> Callable[[Tensor], Tensor]:
         raise FieldError("ffn.activation", name, "is not known to the lab",
                          f"use {', '.join(ACTIVATIONS)}")  # fmt: skip
     return ACTIVATIONS[name]
+
+
+def waves(x_BTD: Tensor) -> Tensor:
+    """Sine waves of the position, T × D: sines of D/2 wavelengths, then their cosines.
+
+    Wavelengths are a geometric row from 2π to 20000π, as in tensor2tensor; positions count from 2,
+    as in the classes of fairseq's models (XGLM, M2M-100).
+    """
+    length, width = x_BTD.shape[-2:]
+    half = width // 2
+    step = math.log(10000) / max(half - 1, 1)
+    rate = torch.exp(torch.arange(half, device=x_BTD.device) * -step)
+    angle = (torch.arange(length, device=x_BTD.device) + 2)[:, None] * rate
+    found = torch.cat([angle.sin(), angle.cos()], dim=1)
+    return functional.pad(found, (0, width % 2)).to(x_BTD.dtype)

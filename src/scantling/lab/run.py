@@ -19,6 +19,7 @@ from scantling.costs.train import Estimate
 from scantling.errors import FieldError, UnknownNameError
 from scantling.lab.data import describe
 from scantling.lab.data import task as task_of
+from scantling.lab.default_rate import default_rate
 from scantling.lab.optimizers import SCHEDULES
 from scantling.lab.param import Kind
 from scantling.lab.tasks import Task
@@ -43,8 +44,7 @@ class TrainingRun:
         batch: Sequences of a step, over all processes; 16 unless the task says so.
         context: Tokens of a sequence; 128 unless the task says so.
         tokenizer: Where ``data`` is a name of a text: ``bytes`` or ``bpe:1024``.
-        lr: Peak learning rate; 3e-3 · 64 / d_model by default under ``sp`` (near the best of
-            models below a million parameters), 2⁻⁷ under the other parametrisations.
+        lr: Peak learning rate; ``default_rate`` unless given.
         schedule: ``cosine``, ``wsd`` or ``constant``.
         warmup: Steps; a twentieth of all by default.
         least: Where the schedule ends, as a share of the peak.
@@ -131,9 +131,7 @@ class TrainingRun:
     @property
     def peak_lr(self) -> float:
         """The learning rate, given or by rule."""
-        if self.lr is not None:
-            return self.lr
-        return 3e-3 * 64 / int(self.spec.d_model) if self.param == "sp" else 2.0**-7
+        return default_rate(self.spec, self.n_steps, self.param) if self.lr is None else self.lr
 
     @property
     def warmup_steps(self) -> int:

@@ -6,10 +6,8 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
-import os
 import platform
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -18,29 +16,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from scantling import __version__
 from scantling.errors import FieldError
 from scantling.lab.optimizers import moments, remember, spread_like, whole
+from scantling.lab.version import code_version
+from scantling.lab.whole_file import PART, whole_file, write
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
 SAME = ("spec", "data", "batch", "context", "lr", "seed", "steps", "optimizer")
 """What is compared first where a folder holds another run."""
-
-
-@functools.cache
-def code_version() -> str:
-    """The version, and the hash of the lab's source: equal where the same code ran.
-
-    Example:
-        >>> code_version().split("+")[0] == __version__
-        True
-    """
-    found = hashlib.sha256()
-    for file in sorted(Path(__file__).parent.rglob("*.py")):
-        found.update(file.read_bytes())
-    return f"{__version__}+{found.hexdigest()[:8]}"
 
 
 def machine(device: torch.device) -> dict[str, Any]:
@@ -92,24 +77,10 @@ def load_weights(model: nn.Module, known: Mapping[str, Tensor]) -> None:
         t.copy_(spread_like(known[name].to(t.device), t))
 
 
-def write(path: Path, data: bytes) -> None:
-    """Write a file whole or not at all: a kill leaves the old one as it was."""
-    part = path.with_name(f".{path.name}.part")
-    with part.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(path)
-
-
 def save(folder: Path, kept: Mapping[str, Any]) -> None:
     """Replace the checkpoint in one move."""
-    part = folder / ".checkpoint.pt.part"
-    with part.open("wb") as file:
+    with whole_file(folder / "checkpoint.pt") as file:
         torch.save(dict(kept), file)
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(folder / "checkpoint.pt")
 
 
 def saved(folder: Path) -> dict[str, Any] | None:
@@ -139,6 +110,8 @@ def begin(folder: Path, settings: dict[str, Any], where: dict[str, Any]) -> str:
     settings = json.loads(json.dumps(settings))
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        for left in folder.glob(f".*{PART}"):
+            left.unlink()
         known = json.loads(path.read_bytes()) if path.is_file() else None
     except (OSError, ValueError) as error:
         raise FieldError("out", str(folder), f"cannot be used: {error}") from error

@@ -180,14 +180,78 @@ def shares(solved_a: int, n_a: int, solved_b: int, n_b: int) -> Contrast:
     a, b = wilson(solved_a, n_a), wilson(solved_b, n_b)
     low = math.hypot(a.value - a.low, b.high - b.value)
     high = math.hypot(a.high - a.value, b.value - b.low)
+    p = _fisher(solved_a, n_a, solved_b, n_b)
+    return Contrast(a.value - b.value, max(low, high), p)
+
+
+def _fisher(solved_a: int, n_a: int, solved_b: int, n_b: int) -> float:
     solved, n = solved_a + solved_b, n_a + n_b
     likely = {
         k: math.comb(n_a, k) * math.comb(n_b, solved - k) / math.comb(n, solved)
         for k in range(max(0, solved - n_b), min(n_a, solved) + 1)
     }
     seen = likely[solved_a] * (1 + 1e-9)
-    p = math.fsum(x for x in likely.values() if x <= seen)
-    return Contrast(a.value - b.value, max(low, high), min(p, 1.0))
+    return min(math.fsum(x for x in likely.values() if x <= seen), 1.0)
+
+
+def separable(n: int, tests: int = 1) -> int | None:
+    """By how many of n solved seeds two arms must differ at least to be told apart.
+
+    Over a family of tests, at the first step of Holm; None where not even all against none does.
+
+    Example:
+        >>> separable(3), separable(5), separable(5, 3), separable(10)
+        (None, 4, 5, 5)
+    """
+    apart = [a - b for a in range(n + 1) for b in range(a)
+             if tests * _fisher(a, n, b, n) < 1 - LEVEL]  # fmt: skip
+    return min(apart, default=None)
+
+
+def least_for_shares(tests: int = 1) -> int:
+    """The fewest seeds of which all against none are told apart.
+
+    Example:
+        >>> least_for_shares(), least_for_shares(3)
+        (4, 5)
+    """
+    return next(n for n in itertools.count(2) if tests * _fisher(n, n, 0, n) < 1 - LEVEL)
+
+
+def seeds_needed_for_shares(a: float, b: float, tests: int = 1, most: int = 100) -> int | None:
+    """The fewest seeds an arm that see two shares apart with 80 % power; None is more than most.
+
+    Example:
+        >>> seeds_needed_for_shares(1.0, 0.0), seeds_needed_for_shares(1.0, 0.6)
+        (4, 16)
+    """
+    low, high, few, many = 2, most, min(a, b), max(a, b)
+    if few == many or _power(many, few, most, tests) < POWER:
+        return None
+    while low < high:
+        middle = (low + high) // 2
+        enough = _power(many, few, middle, tests) >= POWER
+        low, high = (low, middle) if enough else (middle + 1, high)
+    return low
+
+
+def _power(many: float, few: float, n: int, tests: int) -> float:
+    """The chance that Fisher's test tells two shares apart, the larger one for what it is.
+
+    For each number of solved seeds of the one, the other may have some number at most, which grows
+    with it.
+    """
+    power, below, cumulated = 0.0, -1, 0.0
+    for a in range(n + 1):
+        while below + 1 < a and tests * _fisher(a, n, below + 1, n) < 1 - LEVEL:
+            below += 1
+            cumulated += _binomial(below, n, few)
+        power += _binomial(a, n, many) * cumulated
+    return power
+
+
+def _binomial(k: int, n: int, p: float) -> float:
+    return float(math.comb(n, k) * p**k * (1 - p) ** (n - k))
 
 
 def resolvable(sd: float, n: int, tests: int = 1) -> float:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from scantling.errors import FieldError, UnknownNameError
+from scantling.lab.corpus import GENERATED
 
 IGNORED = -100
 """A target that counts in no loss, as torch has it."""
@@ -355,6 +356,7 @@ TASKS: dict[str, type[Generated]] = {
     "recall": Recall, "mqar": ManyRecall, "copy": Copy, "addition": Addition, "hops": Hops,
 }  # fmt: skip
 """Generated tasks by the name they are asked for."""
+assert tuple(TASKS) == GENERATED
 
 
 def generated(name: str, **knobs: int) -> Generated:

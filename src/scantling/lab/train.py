@@ -21,7 +21,7 @@ from scantling.calibrate.timing import clock
 from scantling.costs.memory import TrainingMemory
 from scantling.costs.train import Estimate
 from scantling.errors import FieldError
-from scantling.lab import run_folder
+from scantling.lab import run_folder, whole_file
 from scantling.lab.distributed import World, spread, world
 from scantling.lab.expected import Watched, check_memory, chip_of, memory, step_seconds
 from scantling.lab.grammar import buildable
@@ -60,8 +60,9 @@ def train(run: TrainingRun, on_step: Callable[[Record], None] | None = None) -> 
     """
     among = world(run.device)
     run = run.checked()
-    if run.task.batch_size < among.size:
-        raise FieldError("batch", run.task.batch_size, f"is fewer than {among.size} processes")
+    if run.task.batch_size % among.size:  # else some would wait for passes that others never make
+        raise FieldError("batch", run.task.batch_size, f"must be a multiple of {among.size}, the "
+                         "number of processes")  # fmt: skip
     dtype = dtype_of(run, among.device)
     buildable(run.spec)
     need = memory(run.spec, run.task.batch_size, run.task.context, dtype, run.optimizer,
@@ -175,7 +176,7 @@ class _Training:
         )  # fmt: skip
         if self.run.folder is not None and self.among.first:
             row = run_folder.line(found.row())
-            run_folder.write(self.run.folder / "result.jsonl", row.encode())
+            whole_file.write(self.run.folder / "result.jsonl", row.encode())
         return found
 
     def _interval(self, end: int) -> None:

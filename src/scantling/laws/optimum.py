@@ -44,20 +44,22 @@ class Allocation(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class Spending(Struct, frozen=True, kw_only=True):
     """A budget of FLOPs, what it pays for, and the shape that stands for each size.
 
-    With W the width and L the depth of a size N, and S the context, a trained token costs
+    With W the width and L the depth of a size N, V the vocabulary and S the context, a trained
+    token costs
 
-        6 N + 12 L W S
+        6 (N + V W) + 12 L W S
 
-    the products of the weights and those of the scores, forward and twice as much backward, with
-    attention in full (``docs/flops.md``); a served token costs a third of that. S is 0 unless
-    given, which is the C = 6 N D of the papers. N is what the law counts: where that is the body,
-    the FLOPs of the head are not in it.
+    the products of the weights, the head's among them, and those of the scores, forward and twice
+    as much backward, with attention in full (``docs/flops.md``); a served token costs a third of
+    that. V and S are 0 unless given, which is the C = 6 N D of the papers. N is what the law
+    counts: where that is all parameters the head is in it (``of``).
 
     Args:
         flops: The budget C, for training and serving.
         served: Tokens served over the life of the model.
         unique: Unique tokens there are; all that are needed unless given.
         context: Tokens of a sequence, whose attention is to be paid.
+        vocab_size: Vocabulary whose output product is to be paid beside N.
         aspect: Width over depth.
 
     Example:
@@ -72,14 +74,20 @@ class Spending(Struct, frozen=True, kw_only=True):
     served: float = 0.0
     unique: float | None = None
     context: float = 0.0
+    vocab_size: float = 0.0
     aspect: float = 64.0
+
+    def of(self, counts: str) -> Spending:
+        """The same for a law whose N ``counts`` the body, or more than that: the head then too."""
+        return self if counts == "body" else msgspec.structs.replace(self, vocab_size=0.0)
 
     def cost(self, size: Any) -> Any:
         """FLOPs of a trained token, for one size or an array of them."""
-        if not self.context:
+        if not self.context and not self.vocab_size:
             return 6 * size
         f = shaped(size, 1.0, self.aspect)
-        return 6 * size + 12 * f.depth * f.width * self.context
+        head, scores = self.vocab_size * f.width, f.depth * f.width * self.context
+        return 6 * (size + head) + 12 * scores
 
     def tokens(self, size: Any) -> Any:
         """What the budget leaves to train a size on; below zero where serving takes it all."""
@@ -131,7 +139,7 @@ def allocations() -> dict[str, Allocation]:
 
 def compute_optimal(
     name: str, flops: float, *, served: float = 0.0, unique: float | None = None,
-    context: float = 0.0, aspect: float = 64.0, tolerance: float = 0.005,
+    context: float = 0.0, vocab_size: float = 0.0, aspect: float = 64.0, tolerance: float = 0.005,
 ) -> Optimum:  # fmt: skip
     """Size and tokens of the least loss for a number of FLOPs.
 
@@ -145,6 +153,7 @@ def compute_optimal(
         served: Tokens served over the life of the model.
         unique: Unique tokens there are: only a law of repetition uses it.
         context: Tokens of a sequence, whose attention is to be paid.
+        vocab_size: Vocabulary whose output product is to be paid.
         aspect: Width over depth of the shapes.
         tolerance: Loss over the least that still counts as the valley, nats a token.
 
@@ -165,7 +174,8 @@ def compute_optimal(
         raise FieldError("flops", flops, "must be above zero")
     if name in allocations():
         return _allocated(allocations()[name], flops)
-    budget = Spending(flops=flops, served=served, unique=unique, context=context, aspect=aspect)
+    budget = Spending(flops=flops, served=served, unique=unique, context=context,
+                      vocab_size=vocab_size, aspect=aspect)  # fmt: skip
     return least_loss(_known(name), budget, tolerance)
 
 
@@ -187,6 +197,7 @@ def least_loss(one: Law, budget: Spending, tolerance: float = 0.005) -> Optimum:
     """The size of the least loss along the line of equal FLOPs; see ``compute_optimal``."""
     import numpy as np
 
+    budget = budget.of(one.counts)
     logs = np.linspace(np.log(SIZES[0]), np.log(SIZES[1]), 6000)
     logs = logs[budget.tokens(np.exp(logs)) > 1.0]
     if len(logs) < 3:
@@ -227,6 +238,7 @@ def others(
     if best.loss is None:
         return []
     one, found = _known(name), []
+    budget = budget.of(one.counts)
     for factor in factors:
         tokens = float(budget.tokens(best.size * factor))
         if tokens <= 1:
@@ -240,6 +252,8 @@ def others(
 ASKED = ("params", "tokens", "loss")
 """What may be given instead of FLOPs: the optimum has this size, these tokens, or this loss."""
 BUDGETS = (1e14, 1e32)
+ENDLESS = (1e120, 1e150)
+"""Parameters and tokens of which no law's power has anything left."""
 
 
 def needed(name: str, asked: str, value: float, **given: Any) -> float:
@@ -265,22 +279,39 @@ def needed(name: str, asked: str, value: float, **given: Any) -> float:
     if asked == "loss" and name in allocations():
         raise FieldError("loss", value, f"is nothing that {name} knows", "ask a law of the loss")
 
-    def reaches(flops: float) -> bool:
+    def at(flops: float) -> float:
         best = compute_optimal(name, flops, **given)
         if asked == "loss":
             assert best.loss is not None
-            return best.loss <= value
+            return best.loss
         size = best.size / 6 if best.counts == "flops" else best.size
-        return (size if asked == "params" else best.tokens) >= value
+        return size if asked == "params" else best.tokens
+
+    def reaches(flops: float) -> bool:
+        return at(flops) <= value if asked == "loss" else at(flops) >= value
 
     low, high = BUDGETS[0] + 6e5 * given.get("served", 0.0), BUDGETS[1]
     if reaches(low) or not reaches(high):
-        raise FieldError(asked, f"{value:g}", f"is the optimum of no budget by {name}",
-                         f"between {low:.0e} and {high:.0e} FLOPs")  # fmt: skip
+        ends = f"{at(low):.4g} at {low:.0e} FLOPs and {at(high):.4g} at {high:.0e}"
+        if asked == "loss":
+            least = floor(_known(name), given.get("aspect", 64.0), given.get("unique"))
+            ends += f", and never below {least:.4g}"
+        rule = f"is the optimum of no budget by {name}, which has {ends}"
+        raise FieldError(asked, f"{value:g}", rule)
     while high / low > 1 + 1e-6:
         middle = (low * high) ** 0.5
         low, high = (low, middle) if reaches(middle) else (middle, high)
     return high
+
+
+def floor(one: Law, aspect: float = 64.0, unique: float | None = None) -> float:
+    """The loss that endless parameters and tokens would leave, nats a token.
+
+    Example:
+        >>> floor(law("chinchilla-2024"))  # its E
+        1.8172
+    """
+    return float(one.loss(shaped(*ENDLESS, aspect, unique)))
 
 
 class Repetition(NamedTuple):

@@ -151,6 +151,8 @@ def _embed(spec: Spec, e: Embeddings, site: Site, *, shared: bool = False) -> It
         table = site.tensor("position", "embedding", e.position.rows, wide)
         kind = "elementwise" if e.audio is not None else "lookup"
         yield site.light(kind, "position", "embedding", wide, (table,))
+    if e.sines:
+        yield site.light("elementwise", "position", "embedding", spec.d_model, ())
     if e.n_token_type is not None:
         table = site.tensor("token_type", "embedding", e.n_token_type, width)
         yield site.light("lookup", "token_type", "embedding", width, (table,))

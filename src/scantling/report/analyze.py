@@ -20,15 +20,16 @@ from scantling.costs.count import (
 )
 from scantling.costs.count import flops as model_flops
 from scantling.costs.features import features
+from scantling.costs.quantize import Scheme, released_scheme
 from scantling.costs.readings import READINGS, readings
+from scantling.costs.weights import weight_memory
 from scantling.errors import FieldError
 from scantling.formats.checkpoint import Checkpoint, describe
 from scantling.formats.compare import Comparison, compare
 from scantling.laws import Features
 from scantling.ops import operators
-from scantling.rules import Setting, Subject, lint
 from scantling.search import Candidate, budget, candidate, explain
-from scantling.search.candidate import DIMENSIONS, counted_json, unseen_findings
+from scantling.search.candidate import DIMENSIONS, counted_json, rule_findings, unseen_findings
 from scantling.spec import (
     Chunk,
     Spec,
@@ -66,6 +67,13 @@ class Analysis(Struct, frozen=True, kw_only=True):
     n_mtp: int
     towers: tuple[str, ...] = ()
     checkpoint: Checkpoint | None = None
+    released: Scheme | None = None
+    """How the released weights are packed; None where they are in 16 or 32 bits, or nobody says."""
+
+    @property
+    def released_bytes(self) -> int | None:
+        """Bytes of the weights as released, scales included; without what predicts later tokens."""
+        return None if self.released is None else int(weight_memory(self.spec, self.released).bytes)
 
     @property
     def weights_bytes(self) -> float:
@@ -115,11 +123,8 @@ class Analysis(Struct, frozen=True, kw_only=True):
 
     def findings(self) -> list[dict[str, str]]:
         """What the rules of lint say of the shape at this context, and what loss does not see."""
-        where = Setting(context=int(self.workload.context))
-        report = lint(Subject(name=self.name, setting=where, spec=self.spec))
-        keys = ("code", "level", "field", "message")
-        found = [{key: getattr(f, key) for key in keys} for f in report.findings]
-        return found + unseen_findings(self.features)
+        told = rule_findings(self.spec, int(self.workload.context))
+        return told + unseen_findings(self.features)
 
     def peers(self) -> list[str]:
         """The known models nearest in size and vocabulary, itself left out."""
@@ -161,6 +166,8 @@ class Analysis(Struct, frozen=True, kw_only=True):
             },
             "memory": {
                 "weights_bytes": self.weights_bytes, "dtype": w.dtype,
+                **({} if self.released is None else {
+                    "released_bytes": self.released_bytes, "released": self.released.name}),
                 "weights_and_kv_bytes": self.weights_bytes + float(self.cache.bytes),
                 "adamw_states_bytes": float(p.total) * ADAMW_BYTES,
             },
@@ -209,6 +216,7 @@ def analyze(
         if not 1 <= value <= 2**40:
             raise FieldError(name, value, "must be at least 1 (and at most 2^40)")
     work = Workload("prefill", batch, context, dtype=dtype, kv_dtype=kv_dtype)
+    dtype_bytes(dtype)  # what is no dtype is said before anything is printed
     forward = operators(spec, work)
     train = operators(spec, msgspec.structs.replace(work, phase="train"))
     counted = parameters(spec)
@@ -223,7 +231,7 @@ def analyze(
         cache=kv_cache(spec, batch, context, kv_dtype, ops=forward), workload=work,
         features=features(spec, 1.0, counted), dims=dims(spec), notes=one.notes, n_mtp=one.n_mtp,
         towers=one.towers,
-        checkpoint=one.checkpoint,
+        checkpoint=one.checkpoint, released=released_scheme(one.quantization),
     )  # fmt: skip
 
 

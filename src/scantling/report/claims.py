@@ -10,6 +10,7 @@ import msgspec
 
 from scantling.claims import VERDICTS, Checked, Claim, areas, claims
 from scantling.errors import FieldError
+from scantling.messages import in_language, language
 from scantling.sources import source
 
 MEANING = {
@@ -20,6 +21,9 @@ MEANING = {
     "unverifiable": "nothing public decides it",
 }
 """Each verdict in words."""
+
+UNCONFIRMED = "to be confirmed: no source was read again for it, and no rule rests on it"
+IN_ENGLISH = "the text itself is in English"
 
 PREFACE = """\
 # Claims
@@ -85,21 +89,26 @@ def list_lines(found: Sequence[Claim]) -> list[str]:
 
 
 def claim_lines(one: Claim) -> list[str]:
-    """One claim in full."""
+    """One claim in full; headings in the language chosen, the record itself in English."""
+    say = in_language
     lines = [
         f"{one.id} {one.name} ({one.area}): {one.statement}",
-        f"  {one.verdict} ({MEANING[one.verdict]}): {one.right}",
+        f"  {say(one.verdict)} ({say(MEANING[one.verdict])}): {one.right}",
     ]
     if one.derivation:
-        lines.append(f"  derivation: {one.derivation}")
+        lines.append(f"  {say('derivation')}: {one.derivation}")
     if one.found:
-        lines.append(f"  evidence: {one.found}")
+        lines.append(f"  {say('evidence')}: {one.found}")
     if one.to_be_confirmed:
-        lines.append("  to be confirmed: no source was read again for it, and no rule rests on it")
-    lines.append(f"  made in {'; '.join(one.made)}")
-    lines += [f"  source: {key}, {source(key).title}, {source(key).where}" for key in one.sources]
+        lines.append(f"  {say(UNCONFIRMED)}")
+    lines.append(f"  {say('made in')} {'; '.join(one.made)}")
+    lines += [
+        f"  {say('source')}: {key}, {source(key).title}, {source(key).where}" for key in one.sources
+    ]
     if one.check:
-        lines.append(f"  computed again by scantling claims check {one.id}")
+        lines.append(f"  {say('computed again by')} scantling claims check {one.id}")
+    if language() != "en":
+        lines.append(f"  {say(IN_ENGLISH)}")
     return lines
 
 

@@ -9,10 +9,10 @@ from typing import Any
 
 from msgspec import Struct
 
+from scantling.costs.runtimes import runtimes
 from scantling.report.trends import Followed, Traits, followed, released_traits, spoken
 from scantling.rules import Finding, Rule, lint, load_rules, setting
 from scantling.rules.examples import Example, examples
-from scantling.rules.setting import runtimes
 
 
 class Case(Struct, frozen=True, kw_only=True):

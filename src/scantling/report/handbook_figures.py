@@ -10,15 +10,15 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from scantling import catalog
+from scantling.costs.backends import backends
 from scantling.costs.count import Parameters, parameters
-from scantling.costs.depth import published_depths
+from scantling.costs.depth import published_depths, width_law
 from scantling.costs.features import features
 from scantling.costs.rope import smallest_base
 from scantling.laws import Features, bounds
 from scantling.laws.vocabulary import best_vocabulary
 from scantling.report import svg
 from scantling.report.trends import Traits, released_traits
-from scantling.rules.backends import backends
 from scantling.rules.setting import facts
 from scantling.rules.subject import TOKENS_A_PARAMETER, cache_per_token
 from scantling.spec import Experts, Full, GroupedAttention, Rope, Spec
@@ -224,7 +224,7 @@ def _powers(label: str, read: Callable[[Model], Sequence[float]]) -> str:
 def _depths(code: str) -> str:
     found = [svg.Point(m.traits.name, float(m.spec.d_model), float(m.spec.n_layer))
              for m in released_models() if m.spec.encoder is None]  # fmt: skip
-    levine = facts()["levine"]
+    levine = width_law()
     curves = {
         "SC604": [svg.Curve("16 (D/512)^0.44", lambda d: published_depths(int(d)).power),
                   svg.Curve("5 log2 D", lambda d: published_depths(int(d)).log2)],

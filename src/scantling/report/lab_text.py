@@ -44,13 +44,18 @@ def _table(found: Found) -> Any:
         edge = {"upper": " ≥?", "lower": " ≤?", None: ""}[s["edge"]]
         shown.add_row(
             s["shape"], count_text(s["params"]["body"]),
-            *(f"{s['matched'].get(k, 0):+.1%}" for k in made_equal), count_text(s["tokens"]),
+            *(_off(s["matched"].get(k)) for k in made_equal), count_text(s["tokens"]),
             _rates(s["rates"]), "" if s["rate"] is None else f"{s['rate']:g}{edge}",
             value, low_high, " ".join(number(v) for v in s["seeds"]) or "unresolved",
             *(" ".join(number(v) for v in s["also"].get(m["name"], ())) for m in also),
             style="dim" if s["unresolved"] else None,
         )  # fmt: skip
     return shown
+
+
+def _off(share: float | None) -> str:
+    """How far a shape is from what it was to be equal in; nothing where it was not to be."""
+    return "" if share is None else f"{share:+.1%}"
 
 
 def _rates(rates: list[float]) -> str:
@@ -99,8 +104,19 @@ def honest_lines(found: Found) -> list[str]:
     if found["resolvable"] is not None:
         ratio = study["measure"]["ratio"]
         size = f"a factor of {found['resolvable']:.3g}" if ratio else f"{found['resolvable']:.2g}"
-        lines.append(f"This design ({plan['seeds']} seeds) sees {size} or more four times of five, "
-                     "over all its pairs.")  # fmt: skip
+        if study["measure"]["solved"] is None:
+            sees = f"sees {size} or more four times of five, over all its pairs"
+        else:
+            sees = (
+                f"tells shares apart that differ by {found['resolvable']:.0%} of the seeds or more"
+            )
+        lines.append(f"This design ({plan['seeds']} seeds) {sees}.")
+    elif study["measure"]["solved"] is not None:
+        lines.append("This design tells no shares of solved seeds apart.")
+    if any(len(s["rates"]) > 1 for s in found["shapes"]):
+        lines.append("The rate was chosen on other data but on the same models: where rates are "
+                     "close, chance between seeds helped to choose, so that losses are a little "
+                     "lower than those of new seeds would be.")  # fmt: skip
     edges = [s["shape"] for s in found["shapes"] if s["edge"]]
     if edges:
         lines.append("Best rate at the edge of the grid after all its growth: "
@@ -115,6 +131,17 @@ def honest_lines(found: Found) -> list[str]:
         lines.append(study["caveat"])
     lines.append("Results at this size do not transfer to large models by themselves.")
     return lines
+
+
+def _made_equal(shapes: list[dict[str, Any]]) -> str:
+    """What shapes are equal in, and which of them where it is not all."""
+    told = []
+    for k in sorted({k for s in shapes for k in s["matched"]}):
+        those = [s for s in shapes if k in s["matched"]]
+        worst = max(abs(s["matched"][k]) for s in those)
+        some = "" if len(those) == len(shapes) else f"{', '.join(s['shape'] for s in those)} "
+        told.append(f"{some}equal in {k} to {worst:.1%}")
+    return "; ".join(told) or "not made equal"
 
 
 READ = (
@@ -133,9 +160,6 @@ def explained(found: Found) -> list[tuple[str, list[str]]]:
     study, plan, shapes = found["study"], found["plan"], found["shapes"]
     measure, rates = study["measure"], study["rates"]
     names = ", ".join(s["shape"] for s in shapes)
-    equal = sorted({k for s in shapes for k in s["matched"]})
-    worst = {k: max(abs(s["matched"].get(k, 0)) for s in shapes) for k in equal}
-    made = "; ".join(f"equal in {k} to {v:.1%}" for k, v in worst.items()) or "not made equal"
     grid = (
         f"Each was trained at {rates['n']} learning rates a factor of {rates['step']:g} apart; "
         f"where the best lay at the edge, the grid grew, up to {rates['extend']} times."
@@ -160,7 +184,7 @@ def explained(found: Found) -> list[tuple[str, list[str]]]:
     return [
         ("The question", [study["question"]]),
         ("What was done", [
-            f"{len(shapes)} shapes: {names}; {made}.",
+            f"{len(shapes)} shapes: {names}; {_made_equal(shapes)}.",
             runs, f"{judged} {tests}",
         ]),
         ("What was found", [f"{found['headline']}.", *(v.strip() for v in verdict_lines(found))]),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from scantling.messages import in_language
+from scantling.messages import in_language, language
 from scantling.quantity import Quantity
 from scantling.report.text import show_table, table
 from scantling.rules import Finding, Fixed, Report, Rule
@@ -99,6 +99,8 @@ def print_rule(out: Any, rule: Rule) -> None:
 
     out.print(f"[bold]{rule.code} {rule.slug}[/bold] ({rule.theme})", highlight=False)
     out.print(rule.page, markup=False, highlight=False)
+    if language() != "en":
+        out.print("the text itself is in English")
     for key in rule.sources:
         one = sources()[key]
         out.print(Text(f"  {key}: {one.title}; {one.where}"))  # titles are not translated

@@ -24,6 +24,7 @@ from scantling.laws.optimum import (
     repetition,
 )
 from scantling.search.candidate import counted_json, hf_config
+from scantling.search.size import FULL
 from scantling.search.spend import Machine, Spent, spend
 from scantling.units import count_text, flops_text
 
@@ -131,7 +132,7 @@ def _inverted(
 def _answer(name: str, budget: Spending) -> Answer:
     best = compute_optimal(
         name, budget.flops, served=budget.served, unique=budget.unique, context=budget.context,
-        aspect=budget.aspect,
+        vocab_size=budget.vocab_size, aspect=budget.aspect,
     )  # fmt: skip
     return Answer(budget=budget, best=best, others=tuple(others(name, budget, best)),
                   repeated=repetition(name, budget, best))  # fmt: skip
@@ -155,7 +156,8 @@ def optimum_json(found: Answers) -> dict[str, Any]:
     told: dict[str, Any] = {
         "schema": 1, "flops": leading.budget.flops, "leading": found.leading,
         "served": leading.budget.served, "unique": leading.budget.unique,
-        "context": leading.budget.context or None, "laws": rows,
+        "context": leading.budget.context or None,
+        "vocab_size": int(leading.budget.vocab_size) or None, "laws": rows,
     }  # fmt: skip
     if found.asked is not None:
         told["asked"] = dict([found.asked])
@@ -204,8 +206,13 @@ def optimum_lines(found: Answers) -> list[str]:
 
 def _head(found: Answers) -> list[str]:
     one = found.laws[found.leading].budget
-    paid = "6 N" + (f" + 12 L W {one.context:,.0f}" if one.context else "")
-    pays = f"C = ({paid}) D" if one.context else "C = 6 N D"
+    pays = "C = 6 N D"
+    if one.context:
+        weights = f"6 (N + W {one.vocab_size:,.0f})" if one.vocab_size else "6 N"
+        pays = f"C = ({weights} + 12 L W {one.context:,.0f}) D"
+    m = found.machine
+    if m is not None and m.days is not None:
+        pays += f", what {m.days:.3g} days on {m.n_gpu} × {m.gpu} do, {FULL}"
     more = [f"{count_text(one.served)} served tokens paid at a third each"] if one.served else []
     more += [f"{count_text(one.unique)} unique tokens"] if one.unique else []
     if found.asked is not None:

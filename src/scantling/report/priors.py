@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from scantling.errors import UnknownNameError
+from scantling.errors import FieldError, UnknownNameError, nearest
 from scantling.laws import Bound, Prior, bounds, priors, unseen_texts
 from scantling.report import text
 from scantling.search.space import limits
@@ -25,7 +25,7 @@ def chosen_priors(names: tuple[str, ...]) -> dict[str, Prior]:
     """The priors of some axes, or all.
 
     Raises:
-        UnknownNameError: If no axis has a name.
+        FieldError: If no axis has a name, with the axes that price or bound what is named so.
 
     Example:
         >>> list(chosen_priors(("kv_group",)))
@@ -34,8 +34,26 @@ def chosen_priors(names: tuple[str, ...]) -> dict[str, Prior]:
     known = priors()
     for name in names:
         if name not in known:
-            raise UnknownNameError("axis", name, known)
+            words = _words()
+            if name in words:
+                raise FieldError("axis", name, "is no axis of its own",
+                                 f"see {' or '.join(words[name])}")  # fmt: skip
+            near = dict.fromkeys(axis for word in nearest(name, words) for axis in words[word])
+            if not near:
+                raise UnknownNameError("axis", name, known)
+            raise FieldError("axis", name, "is not known", f"did you mean {' or '.join(near)}?")
     return {name: known[name] for name in names or known}
+
+
+def _words() -> dict[str, list[str]]:
+    """What axes may be asked for by: their names, features, bounds, and the fields those bound."""
+    found = dict[str, list[str]]()
+    for axis, prior in priors().items():
+        fields = (bounds()[key].field for key in prior.bounds)
+        for word in dict.fromkeys((axis, prior.feature, *prior.bounds, *fields)):
+            if word:
+                found.setdefault(word, []).append(axis)
+    return found
 
 
 def priors_json(names: tuple[str, ...]) -> dict[str, Any]:

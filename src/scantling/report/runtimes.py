@@ -8,12 +8,10 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from scantling.costs.backends import Backend
 from scantling.costs.deployment import head_widths
 from scantling.costs.runtimes import runtime
 from scantling.hardware import Chip, chip
-from scantling.rules.backends import Backend, backends
-from scantling.rules.setting import runtimes as engines
-from scantling.rules.setting import setting
 from scantling.sources import read_data
 from scantling.spec import (
     Branch,
@@ -36,7 +34,6 @@ class Layers(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         sources: Keys of the bibliography.
         shown: A model or file that has each kind.
         unread: Kinds whose list was not read, and why.
-        vendors: Whose chips it is alone for; none is not known.
     """
 
     title: str
@@ -44,7 +41,6 @@ class Layers(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     sources: tuple[str, ...]
     shown: dict[str, str]
     unread: dict[str, str] = {}
-    vendors: tuple[str, ...] = ()
 
 
 @functools.cache
@@ -118,20 +114,22 @@ def support(spec: Spec, gpu: str | Chip = "h100-sxm") -> dict[str, Any]:
     needed, heads = kinds(spec), head_widths(spec)
     found: dict[str, Any] = {}
     for name, one in layer_support().items():
-        layers = {word: _layer(one, word, where) for word in needed}
+        layers = {word: _layer(one, runtime(name).vendors, word, where) for word in needed}
         widths = [_head(name, key, value, place, where) for (key, value), place in heads.items()]
         found[name] = {
-            "title": one.title, "kernels_of": engines()[_engine(name)].title,
+            "title": one.title, "kernels_of": runtime(name).title,
             "takes": _takes(layers, widths), "layers": layers, "heads": widths,
-            "sources": [*one.sources, *engines()[_engine(name)].sources],
+            "sources": [*one.sources, *runtime(name).sources],
         }  # fmt: skip
     return {"gpu": where.key, "kinds": needed, "heads": [list(pair) for pair in heads],
             "places": list(heads.values()), "runtimes": found}  # fmt: skip
 
 
-def _layer(one: Layers, word: str, where: Chip) -> dict[str, str]:
-    if one.vendors and where.vendor not in one.vendors:
-        return {"verdict": "no", "why": f"runs on {', '.join(one.vendors)} alone"}
+def _layer(
+    one: Layers, vendors: tuple[str, ...], word: str, where: Chip
+) -> dict[str, str]:  # fmt: skip
+    if vendors and where.vendor not in vendors:
+        return {"verdict": "no", "why": f"runs on {', '.join(vendors)} alone"}
     if word in one.shown:
         return {"verdict": "yes", "why": one.shown[word]}
     if word in one.unread or not one.whole:
@@ -139,20 +137,12 @@ def _layer(one: Layers, word: str, where: Chip) -> dict[str, str]:
     return {"verdict": "not listed", "why": f"in none of {one.title}"}
 
 
-def _engine(name: str) -> str:
-    """The runtime's name in the table of engines and their kernels."""
-    found = setting(runtime=name).runtime
-    assert found is not None
-    return found
-
-
 def _head(name: str, key: int, value: int, place: str, where: Chip) -> dict[str, Any]:
     own = runtime(name)
     form = {"prefill": "expanded", "decode": "absorbed"}.get(place.rpartition(", ")[2])
     if form is not None and own.latent not in {"both", form}:
         return _said("yes", (), f"not met: it runs latents {own.latent}")
-    engine = engines()[_engine(name)]
-    able = [backends()[k] for k in engine.kernels if backends()[k].runs_on(where)]
+    able = own.on(where)
     if not able:
         return _said("unknown", (), f"no kernel of the table is for {where.name}")
     taken = [(b, b.takes(key, value)) for b in able if _meets(b, key, value, form)]
@@ -160,14 +150,14 @@ def _head(name: str, key: int, value: int, place: str, where: Chip) -> dict[str,
         fast = [b for b, t in taken if t.verdict == verdict and not b.slow]
         if fast:
             return _said(verdict, fast, "")
-    if (key, value) in own.pairs or (key == value and key in own.widths):
-        return _said("yes", (), f"in the list of {own.title} ({own.since})")
+    if (key, value) in own.latents:
+        return _said("yes", (), f"in the list of {own.title}")
     slow = [b for b, t in taken if t.verdict != "no" and b.slow]
     if slow and all(b.slow for b in able):
         return _said("unknown", slow, f"its fused kernels for {where.name} are in no table")
     if slow:
         return _said("slow", slow, "no fused kernel; a slower one is left")
-    if engine.fallback:
+    if own.fallback:
         return _said("slow", (), "no fused kernel; scores go through memory")
     return _said("no", (), "no kernel takes it, and it has no other way")
 

@@ -13,7 +13,7 @@ from scantling.report.design_html import page
 from scantling.report.figure import save_front
 from scantling.report.study_file import study_text
 from scantling.report.text import print_front
-from scantling.search import Candidate, Front, front_json
+from scantling.search import Candidate, Front, front_json, row_plans
 from scantling.search.candidate import hf_config
 
 if TYPE_CHECKING:
@@ -26,6 +26,8 @@ FRAGMENTS = {
     "nanotron": "nanotron.yaml", "gguf": "gguf.keys", "vllm": "vllm.args",
 }  # fmt: skip
 """The file of each target beside a shape's config.json."""
+REPORTED = 24
+"""Rows of the report, each with a plan where chips were given."""
 
 
 def check_folder(folder: Path) -> list[Path]:
@@ -90,7 +92,8 @@ def save(
         for c in front.candidates:
             for name, text in _fragments(c, refused):
                 write(f"{c.name}/{name}", text)
-        found = front_json(front) | {one.key: one.json for one in sections}
+        plans = row_plans(front, REPORTED)
+        found = front_json(front, plans=plans) | {one.key: one.json for one in sections}
         write("front.json", json.dumps(found, indent=1, ensure_ascii=False) + "\n")
         write("report.html", page(front, sections))
         study = study_text(front)
@@ -99,8 +102,8 @@ def save(
         else:
             write("study.toml", study)
         with (folder / "report.txt").open("w", encoding="utf-8") as sink:
-            out = Console(file=sink, width=190, highlight=False, no_color=True, soft_wrap=True)
-            print_front(out, front, rows=24)
+            out = Console(file=sink, width=240, highlight=False, no_color=True, soft_wrap=True)
+            print_front(out, front, REPORTED, plans)
             sink.writelines(f"\n{line}" for one in sections for line in (*one.lines, ""))
         written.append(folder / "report.txt")
         try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scantling.search.candidate import ffn_widths, scheduled
+from scantling.search.candidate import scheduled, turns
 from scantling.spec import GroupedAttention, Spec, attention, dimensions, has
 from scantling.spec.modules import SharedExpert
 from scantling.spec.vary import nodes
@@ -55,8 +55,7 @@ def ffn_cell(spec: Spec) -> str:
     """
     d = dimensions(spec)
     if scheduled(spec):
-        first, *_, last = ffn_widths(spec)
-        return f"{first:,} to {last:,}"
+        return " to ".join(f"{n:,}" for n in turns(spec))
     if "n_expert" not in d:
         return f"{d['d_ff']:,}" if "d_ff" in d else ""
     shared = [node for _, node in nodes(spec) if isinstance(node, SharedExpert)]

@@ -17,10 +17,11 @@ from scantling.search import (
     difference,
     explain_all,
     infeasible,
+    plan_cell,
     plan_text,
-    planned,
+    row_plans,
 )
-from scantling.search.candidate import findings, served_text
+from scantling.search.candidate import findings, plans_text, served_text
 from scantling.search.space import limits
 from scantling.units import bytes_text, count_text, flops_text, seconds_text
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from scantling.report.analyze import Analysis
+    from scantling.search.plans import Plans
 
 
 @functools.cache
@@ -56,7 +58,7 @@ def console(**options: Any) -> Console:
     teller, _ = _in_language()
     found = teller(highlight=False, soft_wrap=True, **options)
     if not found.is_terminal:
-        found = teller(highlight=False, soft_wrap=True, width=200, no_color=True, **options)
+        found = teller(highlight=False, soft_wrap=True, width=240, no_color=True, **options)
     return found
 
 
@@ -83,15 +85,14 @@ def show_table(out: Console, found: Table) -> None:
         out.print(f"[dim]too narrow for: {', '.join(reversed(hidden))}[/dim]")
 
 
-def rows_to_show(front: Front, n: int) -> list[int]:
-    """Indices of a front to print: the choice, both ends, and an even spread by loss between."""
-    last = len(front.candidates) - 1
-    picked = {round(i * last / max(n - 2, 1)) for i in range(n - 1)} | {front.choice}
-    return sorted(picked)
+def print_front(
+    out: Console, front: Front, rows: int = 12, plans: dict[str, Plans | None] | None = None
+) -> None:
+    """The front, the choice with a reason for every number, and what was not priced.
 
-
-def print_front(out: Console, front: Front, rows: int = 12) -> None:
-    """The front, the choice with a reason for every number, and what was not priced."""
+    Plans are ``search.row_plans`` unless given.
+    """
+    plans = row_plans(front, rows) if plans is None else plans
     b, swept = front.budget, front.swept
     out.print(
         f"[bold]{count_text(b.params)} parameters, {count_text(b.tokens)} tokens, "
@@ -100,16 +101,19 @@ def print_front(out: Console, front: Front, rows: int = 12) -> None:
     )
     for text in b.assumed:
         out.print(f"[dim]assumed {text}[/dim]")
-    show_table(out, _front_table(front, rows))
+    c = front.chosen
+    show_table(out, _front_table(front, rows, plans))
+    how = "planned: days by the fastest split that fits" if b.chips_given else (
+        "only ▶ is planned, --gpus plans every row")  # fmt: skip
     out.print(
-        f"[dim]days on {b.n_gpu} × {b.chip}; KV/token is the cache of a sequence of "
+        f"[dim]days on {b.n_gpu} × {b.chip}, {plans_text(b)}; {how}; "
+        f"KV/token is the cache of a sequence of "
         f"{b.serve_context:,} over its tokens; ms/token there on {served_text(b)}, batch "
         f"{b.serve_batch}; Δ loss against ▶ at equal {_alike(front)}[/dim]"
     )
     if "vocab_size" in b.listed:
         out.print(f"[dim]every vocabulary reads the same text, {count_text(b.tokens)} tokens of "
                   f"{b.vocab_size:,}; Δ loss has its size and its tokens alone[/dim]")  # fmt: skip
-    c = front.chosen
     equal = len(front.equal)
     how = (f"the least of {', then of '.join(b.lexicographic)}" if b.lexicographic else
            f"knee of the front by your weights {b.weights}" if b.weights else
@@ -120,8 +124,9 @@ def print_front(out: Console, front: Front, rows: int = 12) -> None:
     out.print(f"[bold]▶ {c.name}[/bold] is {how}.")
     ratios = ", ".join(f"{k} {v:.3g}" for k, v in c.shape().items())
     out.print(f"  {c.counted.total:,} parameters, body {c.counted.body:,}; {ratios}")
-    plan = planned(c.spec, b, float(c.features.tokens))
-    out.print(f"  training {plan_text(plan)}")
+    plan = plans[c.name]
+    if plan is not None:
+        out.print(f"  training {plan_text(plan)}")
     for field, lines in explain_all(c).items():
         value = c.spec.tied if field == "tied" else c.dims()[field]
         out.print(f"  [bold]{field} {value}[/bold]: {escape(lines[0])}")
@@ -143,27 +148,29 @@ def _alike(front: Front) -> str:
     return f"wall-clock ({b.alike / 86400:.3g} days)"
 
 
-def _front_table(front: Front, rows: int) -> Table:
+def _front_table(front: Front, rows: int, plans: dict[str, Plans | None]) -> Table:
     params = "params / active" if front.budget.moe else "params"
     listed = [("vocab", "right")] if "vocab_size" in front.budget.listed else []
     heads = "H×h, rank" if front.budget.mixer == "mla" else "H/K×h"
+    planned = [("planned", "left")] if front.budget.chips_given else []
     found = table(
         ("", "left"), *listed, ("layers × width", "right"), (heads, "right"), ("FFN", "right"),
-        (params, "right"), ("Δ loss", "right"), ("days", "right"), ("KV/token", "right"),
-        ("ms/token", "right"), ("D/L", "right"), ("F/D", "right"), ("findings", "left"),
+        (params, "right"), ("Δ loss", "right"), ("days", "right"), *planned,
+        ("KV/token", "right"), ("ms/token", "right"), ("D/L", "right"), ("F/D", "right"),
+        ("findings", "left"),
     )  # fmt: skip
-    shown = rows_to_show(front, rows)
-    for i in shown:
+    for i in front.spread(rows):
         style = "bold" if i == front.choice else None
-        row = _row(front.candidates[i], front.chosen)
+        row = _row(front.candidates[i], front.chosen, plans)
         found.add_row("▶" if i == front.choice else "", *row[1 - len(listed) :], style=style)
     found.add_section()
     for c in front.baselines:
-        found.add_row(c.name, *_row(c, front.chosen)[1 - len(listed) :], style="dim")
+        found.add_row(c.name, *_row(c, front.chosen, plans)[1 - len(listed) :], style="dim")
     return found
 
 
-def _row(c: Candidate, reference: Candidate) -> list[str]:
+def _row(c: Candidate, reference: Candidate, plans: dict[str, Plans | None]) -> list[str]:
+    own = [plan_cell(plans.get(c.name))] if c.budget.chips_given else []
     delta = "0" if c is reference else "not priced"
     if c.priced and reference.priced and c is not reference:
         loss = difference(c, reference)
@@ -178,9 +185,9 @@ def _row(c: Candidate, reference: Candidate) -> list[str]:
         codes = codes.replace("law-extrapolated", f"extrapolated ×{c.extrapolation:.1f}")
     return [
         f"{int(c.spec.vocab_size):,}", layers_cell(c.spec), heads_cell(c.spec), ffn_cell(c.spec),
-        params, delta, f"{c.days:.3g}", bytes_text(c.kv_bytes_per_token),
-        f"{float(c.decode.value_s) * 1e3:.2f}", f"{shape['D/L']:.0f}",
-        f"{shape['F/D']:.2f}" if "F/D" in shape else "", codes,
+        params, delta, f"{c.days:.3g}", *own,
+        bytes_text(c.kv_bytes_per_token), f"{float(c.decode.value_s) * 1e3:.2f}",
+        f"{shape['D/L']:.0f}", f"{shape['F/D']:.2f}" if "F/D" in shape else "", codes,
     ]  # fmt: skip
 
 
@@ -193,7 +200,7 @@ def _honest(front: Front) -> str:
         f"Exact: parameters, FLOPs, KV bytes. ±: {loss}days {float(train.low_s) / 86400:.3g} to "
         f"{float(train.high_s) / 86400:.3g} and {float(decode.low_s) * 1e3:.3g} to "
         f"{float(decode.high_s) * 1e3:.3g} ms for the choice (90 % of public measurements, for a "
-        f"plain split: scantling plan finds one that fits)."
+        f"plain split)."
     )
     if c.extrapolation > 1:
         text += f" The loss is extrapolated ×{c.extrapolation:.1f} beyond the largest fitted model."
@@ -330,6 +337,8 @@ def _lines(a: Analysis) -> list[tuple[str, str, str]]:
     ]  # fmt: skip
     found += _cache_lines(a)
     found.append(("weights", bytes_text(a.weights_bytes), w.dtype))
+    if a.released is not None and a.released_bytes is not None:
+        found.append(("  as released", bytes_text(a.released_bytes), a.released.name))
     return found
 
 

@@ -33,6 +33,10 @@ def print_trace(out: Console, found: dict[str, Any]) -> None:
         leaf = branch.add(_line(stage))
         for weight in stage["weights"]:
             leaf.add(_weight(weight))
+        held = {weight["name"] for weight in stage["weights"]}
+        if any(op["name"].endswith(".position") and op["name"] not in held
+               for op in stage["operators"]):  # fmt: skip
+            leaf.add("sine waves of the position, computed: no parameters", style="dim")
         if stage["statistics"] is not None:
             leaf.add(_statistics(stage["statistics"]))
     out.print(root)

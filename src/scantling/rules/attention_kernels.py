@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from scantling.costs.backends import Backend, backends
 from scantling.costs.deployment import head_widths, width_note
-from scantling.rules.backends import Backend, backends, candidates
 from scantling.rules.price import exact
 from scantling.rules.registry import Fix, Found, Level, rule
 from scantling.rules.subject import Subject
@@ -22,6 +22,14 @@ def _shown(key: int, value: int) -> str:
 def _advice(key: int) -> Fix:
     near = min(PORTABLE, key=lambda w: (abs(w - key), w))
     return Fix(text=f"heads of {near} (64, 128 and 256 are taken everywhere)")
+
+
+def _candidates(s: Subject) -> list[Backend]:
+    """The backends that may run: those of the runtime, on the chip, where these were named."""
+    known = backends()
+    named = s.runtime.kernels if s.runtime is not None else ()
+    names = named or tuple(n for n, b in known.items() if b.general)
+    return [known[n] for n in names if known[n].runs_on(s.setting.chip)]
 
 
 def _applies(b: Backend, *, decodes: bool) -> bool:
@@ -47,7 +55,7 @@ def head_width_kernel(s: Subject) -> Iterator[Found]:
     own = s.setting
     if own.chip is None and s.runtime is None:
         return
-    able = candidates(s)
+    able = _candidates(s)
     if not able or all(b.slow for b in able):
         return
     for (key, value), where in head_widths(s.legal).items():
@@ -98,7 +106,7 @@ def head_width_rounded(s: Subject) -> Iterator[Found]:
     for (key, value), where in head_widths(s.legal).items():
         if key != value:
             continue
-        options = [(b, b.takes(key, value)) for b in candidates(s)
+        options = [(b, b.takes(key, value)) for b in _candidates(s)
                    if b.rounds and not b.slow]  # fmt: skip
         taken = [(b, t.width) for b, t in options if t.verdict == "yes" and t.width]
         if not taken:

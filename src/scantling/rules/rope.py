@@ -391,7 +391,8 @@ def context_beyond_positions(s: Subject) -> Iterator[Found]:
     """The context asked for lies within the positions the model knows.
 
     A table of learned positions ends: a later row does not exist, and the lookup fails. Rotary
-    positions go on, at angles the model never saw: scale them (``export --context --rope``).
+    positions go on, at angles the model never saw: scale them (``export --context --rope``). So do
+    sine waves that are added (XGLM), which nothing scales.
 
     Exceptions: ALiBi and no positions at all go on; recurrent layers have none.
     """
@@ -409,6 +410,10 @@ def context_beyond_positions(s: Subject) -> Iterator[Found]:
                     f"{context / int(limit):.3g}"
                     f" times the {int(limit)} the model was made for",
                     Fix(text="scale the positions: export --context --rope yarn"))  # fmt: skip
+    elif s.legal.embeddings.sines:
+        yield Found("warning", s.key("max_context"), f"{context} tokens, and sine waves of "
+                    f"{int(limit)} positions seen: the rest are computed, and new to the model",
+                    Fix(text=f"--context {int(limit)}"))  # fmt: skip
 
 
 @rule("SC711", "window-noop", "transformers")

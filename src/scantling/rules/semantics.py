@@ -145,7 +145,7 @@ def spellings_disagree(s: Subject) -> Iterator[Found]:
     """Two spellings of one key say the same.
 
     GPT-2's ``n_positions`` and ``n_ctx``, ``dtype`` and ``torch_dtype``: one is read, the other
-    misleads.
+    misleads. So is a base or a rotary share beside ``rope_parameters`` that say another.
 
     Exceptions: none.
     """
@@ -161,6 +161,12 @@ def spellings_disagree(s: Subject) -> Iterator[Found]:
         yield Found("warning", "torch_dtype", f"torch_dtype {other} is not read: dtype is {one}",
                     Fix(text=f"torch_dtype {one}"))  # fmt: skip
     inner = outer.get("text_config")
+    place = inner if isinstance(inner, dict) else outer
+    for key in ("rope_theta", "partial_rotary_factor"):
+        beside, taken = place.get(key), s.raw.config.get(key)
+        if "rope_parameters" in place and beside is not None and beside != taken:
+            yield Found("warning", key, f"{key} {beside} is not read: rope_parameters say {taken}",
+                        Fix(text=f"{key} {taken}", config={key: taken}))  # fmt: skip
     if isinstance(inner, dict):
         tie, own = outer.get("tie_word_embeddings"), inner.get("tie_word_embeddings")
         if isinstance(tie, bool) and isinstance(own, bool) and tie != own:

@@ -8,9 +8,11 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
+from scantling.arith import LARGEST
 from scantling.costs.quantize import scheme
+from scantling.costs.runtimes import runtime
 from scantling.errors import FieldError, UnknownNameError
-from scantling.hardware import Chip, chip
+from scantling.hardware import MOST_GPUS, Chip, chip
 from scantling.sources import read_data
 from scantling.spec.plan import Plan
 from scantling.spec.workload import plain_dtype
@@ -74,48 +76,6 @@ class Setting(Struct, frozen=True, kw_only=True):
         return self.phase in {None, phase}
 
 
-class Runtime(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A runtime, framework or kernel library, and what it does with shapes.
-
-    Args:
-        title: Its name and version.
-        trains: Whether models are trained in it.
-        pads_vocabulary: The multiple it pads a vocabulary to; 0 where it does not.
-        per_rank: Whether that is a multiple on each tensor-parallel rank.
-        layers: Whether stages must be equal: ``equal``, or ``any``.
-        experts: The same of experts over ranks.
-        page: Tokens of a page of the cache; 0 where it has none.
-        kernels: Kernels of attention it may choose among, keys of ``kernels``.
-        fallback: Whether it has a way without any of them.
-        sources: Keys of the bibliography.
-    """
-
-    title: str
-    trains: bool = False
-    pads_vocabulary: int = 0
-    per_rank: bool = False
-    layers: Literal["equal", "any"] = "any"
-    experts: Literal["equal", "any"] = "equal"
-    page: int = 0
-    kernels: tuple[str, ...] = ()
-    fallback: bool = True
-    aliases: tuple[str, ...] = ()
-    sources: tuple[str, ...]
-
-
-@functools.cache
-def runtimes() -> dict[str, Runtime]:
-    """Every runtime by its key.
-
-    Example:
-        >>> runtimes()["megatron"].pads_vocabulary
-        128
-    """
-    import msgspec
-
-    return msgspec.convert(read_data("rules.toml")["runtime"], dict[str, Runtime])
-
-
 @functools.cache
 def facts() -> dict[str, Any]:
     """The limits of rules that are in no other table, from ``data/rules.toml``."""
@@ -134,14 +94,16 @@ def setting(**given: Any) -> Setting:
     """
     asked = {k: v for k, v in given.items() if v is not None}
     for field in ("gpus", "tp", "pp", "ep", "cp", "virtual", "dcp", "context", "batch"):
+        most = LARGEST if field in {"context", "batch"} else MOST_GPUS
         if field in asked and (isinstance(asked[field], bool) or not isinstance(asked[field], int)
-                               or asked[field] < 1):  # fmt: skip
-            raise FieldError(field, asked[field], "must be a whole number of at least 1")
+                               or not 1 <= asked[field] <= most):  # fmt: skip
+            rule = f"must be a whole number of at least 1 and at most {most}"
+            raise FieldError(field, asked[field], rule)
     name = asked.pop("gpu", None)
     if name is not None:
         asked["chip"] = name if isinstance(name, Chip) else chip(str(name))
     if "runtime" in asked:
-        asked["runtime"] = _runtime(str(asked["runtime"]))
+        asked["runtime"] = runtime(str(asked["runtime"])).name
     if "quant" in asked:
         asked["quant"] = scheme(str(asked["quant"])).name
     if "dtype" in asked:
@@ -152,14 +114,6 @@ def setting(**given: Any) -> Setting:
     if unknown:
         raise UnknownNameError("setting", min(unknown), [*Setting.__struct_fields__, "gpu"])
     return Setting(**asked)
-
-
-def _runtime(name: str) -> str:
-    plain = name.strip().lower().replace("_", "-").replace(" ", "-")
-    for key, one in runtimes().items():
-        if plain in {key, *one.aliases}:
-            return key
-    raise UnknownNameError("runtime", name, runtimes())
 
 
 def _dtype(name: str) -> str:

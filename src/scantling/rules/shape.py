@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from scantling.costs.depth import published_depths
+from scantling.costs.depth import published_depths, width_law
 from scantling.laws import bounds
 from scantling.quantity import Quantity
 from scantling.rules.price import loss_at_aspect, prior_loss
@@ -136,12 +136,12 @@ def depth_guide(s: Subject) -> Iterator[Found]:
 
     Exceptions: deep and thin models on purpose (MobileLLM, SmolLM).
     """
-    f = facts()["levine"]
+    f = width_law()
     width, layers = int(s.legal.d_model), int(s.legal.n_layer)
     guide = (math.log(width) - f["a"]) / f["b"]
     high = (math.log(width) - f["a"] + f["a_error"]) / (f["b"] - f["b_error"])
-    if layers > 1.5 * max(high, f["depths"][0]) and s.legal.encoder is None:
-        beyond = ", extrapolated" if guide > f["depths"][1] else ""
+    if layers > 1.5 * max(high, f["shallowest"]) and s.legal.encoder is None:
+        beyond = ", extrapolated" if guide > f["deepest"] else ""
         yield Found("info", s.key("n_layer"), f"{layers} layers at width {width}: the depth "
                     "guide of "
                     f"Levine et al. says {max(guide, 0):.0f} (to "

@@ -13,13 +13,15 @@ from msgspec import Struct
 from scantling.costs.cache import kv_cache
 from scantling.costs.count import Parameters, parameters
 from scantling.costs.features import features
-from scantling.costs.quantize import Scheme, scheme, scheme_of
-from scantling.errors import FieldError, ScantlingError
+from scantling.costs.quantize import Scheme, released_scheme, scheme
+from scantling.costs.runtimes import Runtime, runtimes
+from scantling.errors import FieldError
 from scantling.formats import hf
 from scantling.formats.checkpoint import Checkpoint
+from scantling.formats.declared import quantization
 from scantling.formats.hf.partial import Partial, partial
 from scantling.laws import Features
-from scantling.rules.setting import Runtime, Setting, runtimes
+from scantling.rules.setting import Setting
 from scantling.spec import Experts, GroupedAttention, LatentAttention, Spec, check
 from scantling.spec.vary import nodes
 
@@ -124,10 +126,7 @@ class Subject(Struct, kw_only=True, dict=True):
         """The quantisation asked for, else the one the config says its weights are in."""
         if self.setting.quant is not None:
             return scheme(self.setting.quant)
-        try:
-            return scheme_of(self.config) if self.config is not None else None
-        except ScantlingError:
-            return None
+        return released_scheme(quantization(self.config or {}))
 
     @property
     def context(self) -> int | None:

@@ -15,7 +15,7 @@ from scantling.costs.estimate import DAY_S
 from scantling.errors import UnknownNameError
 from scantling.executor import ENGINES
 from scantling.laws import law
-from scantling.search.budget import Budget, Range, budget
+from scantling.search.budget import Budget, Range, budget, least_days
 from scantling.search.candidate import (
     Candidate,
     axis_value,
@@ -29,14 +29,19 @@ from scantling.search.choice import Chosen, choose
 from scantling.search.explain import explain, explain_all, set_by_all
 from scantling.search.infeasible import infeasible
 from scantling.search.peers import nearest_sparse
+from scantling.search.plans import Plans
 from scantling.search.shape_priors import narrowed
 from scantling.search.space import Axis, Space, list_legal, space, unpriced
 from scantling.search.sweep import Swept, sweep
 from scantling.search.trail import trail
-from scantling.search.trained import plan_json, plan_text, planned
+from scantling.search.trained import plan_cell, plan_json, plan_text, planned, planned_alike
 
 MANY_SHAPES = 30_000_000
 """Above this a sweep takes some ten seconds on one core, and ``auto`` takes all of them."""
+
+
+ROWS = 12
+"""Candidates of a front that are shown, and planned, unless more are asked for."""
 
 
 class Front(Struct, frozen=True, kw_only=True):
@@ -67,6 +72,11 @@ class Front(Struct, frozen=True, kw_only=True):
     def chosen(self) -> Candidate:
         """The chosen shape."""
         return self.candidates[self.choice]
+
+    def spread(self, n: int = ROWS) -> list[int]:
+        """Some candidates: the choice, both ends, and an even spread by loss between."""
+        last = len(self.candidates) - 1
+        return sorted({round(i * last / max(n - 2, 1)) for i in range(n - 1)} | {self.choice})
 
 
 def design(
@@ -136,7 +146,7 @@ def _given_alike(b: Budget, shapes: Space, search: Callable[[Budget], Swept]) ->
 
     Without such a limit, what the shape takes that is chosen at equal tokens.
     """
-    days = b.days or (b.gpu_hours and b.gpu_hours / (24 * b.n_gpu))
+    days = least_days(b.days, b.gpu_hours, b.n_gpu)
     if b.equal == "tokens" or b.alike is not None:
         return b
     if b.equal == "wall-clock" and days:
@@ -225,8 +235,38 @@ def binding_axes(front: Front) -> list[dict[str, Any]]:
     return found
 
 
-def front_json(front: Front, *, reasons: bool = True) -> dict[str, Any]:
-    """The whole answer by the contract of ``design --json``."""
+def row_plans(
+    front: Front, n: int = ROWS, progress: Callable[[int, int], None] | None = None
+) -> dict[str, Plans | None]:
+    """By name the best plan of the choice, and where chips were given of every row shown.
+
+    A model that cannot read the context has None.
+
+    Args:
+        front: A front with a choice.
+        n: Candidates that are shown (``Front.spread``), beside the baselines.
+        progress: Called with (rows done, rows in all).
+    """
+    c = front.chosen
+    plan = planned(c.spec, front.budget, float(c.features.tokens))
+    found: dict[str, Plans | None] = {c.name: plan}
+    if front.budget.chips_given:
+        rows = [*(front.candidates[i] for i in front.spread(n)), *front.baselines]
+        for done, row in enumerate(rows):
+            if row is not c:
+                found[row.name] = planned_alike(row, plan)
+            if progress is not None:
+                progress(done + 1, len(rows))
+    return found
+
+
+def front_json(
+    front: Front, *, reasons: bool = True, plans: dict[str, Plans | None] | None = None
+) -> dict[str, Any]:
+    """The whole answer by the contract of ``design --json``; plans are ``row_plans`` unless given.
+
+    Without ``reasons`` there are no plans.
+    """
     import msgspec
 
     swept, b = front.swept, front.budget
@@ -244,23 +284,32 @@ def front_json(front: Front, *, reasons: bool = True) -> dict[str, Any]:
         return {**head, "feasible": False, **infeasible(front), "trail": trail(front)}
     reference = front.chosen
     rows = []
+    if plans is None:
+        plans = row_plans(front) if reasons else {}
     for i, c in enumerate(front.candidates):
         row = to_json(c, reference)
         chosen = i == front.choice
-        if reasons and chosen:
-            row["train"]["plan"] = plan_json(planned(c.spec, b, float(c.features.tokens)))
+        _add_plan(row, plans.get(c.name))
         row["why"] = explain_all(c) if reasons and chosen else set_by_all(c)
         rows.append(row)
     return {
         **head, "feasible": True, "front": rows, "choice": front.choice,
         "equal": [list(group) for group in front.groups], "equal_within_nats": front.equal_within,
         "unpriced": binding_axes(front), "trail": trail(front),
-        "baselines": [to_json(c, reference) for c in front.baselines],
+        "baselines": [_add_plan(to_json(c, reference), plans.get(c.name))
+                      for c in front.baselines],
     }  # fmt: skip
 
 
+def _add_plan(row: dict[str, Any], plan: Plans | None) -> dict[str, Any]:
+    if plan is not None:
+        row["train"]["plan"] = plan_json(plan)
+    return row
+
+
 __all__ = [
-    "Budget", "Candidate", "Front", "Range", "binding_axes", "budget", "candidate", "chosen",
+    "ROWS", "Budget", "Candidate", "Front", "Range", "binding_axes", "budget", "candidate",
+    "chosen",
     "design", "difference", "explain", "explain_all", "findings", "front_json", "infeasible",
-    "list_legal", "parameters", "plan_text", "planned",
+    "list_legal", "parameters", "plan_cell", "plan_text", "planned", "row_plans",
 ]  # fmt: skip

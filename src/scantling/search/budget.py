@@ -9,14 +9,16 @@ from typing import Any
 from msgspec import Struct
 
 from scantling import catalog
+from scantling.arith import MOST_CONTEXT, MOST_TOKENS
 from scantling.costs.count import parameters
+from scantling.costs.estimate import NODE
 from scantling.errors import FieldError, nearest
-from scantling.hardware import Chip, chip
+from scantling.hardware import MOST_GPUS, Chip, chip
 from scantling.laws import DEFAULT
 from scantling.search.checked import LARGEST_DEPTH, LARGEST_MODEL, check
 from scantling.search.kinds import OBJECTIVES, WINDOW, ratio_of
-from scantling.search.peers import sparse_like, usual_active, usual_total
-from scantling.search.size import flops_of, size_of
+from scantling.search.peers import sparse_specs, usual_active, usual_total
+from scantling.search.size import FULL, flops_of, size_of, tokens_of
 from scantling.units import parse_bytes, parse_context, parse_count, parse_seconds
 
 NAMES = {
@@ -39,7 +41,8 @@ class Budget(Struct, frozen=True, kw_only=True):
     Args:
         params: Total parameters wanted.
         tokens: Training tokens; 20 per parameter unless given.
-        flops: Training FLOPs, 6 N D; gives params (and tokens) where they are not given.
+        flops: Training FLOPs; they give params (and tokens) where those are not given, attention
+            in full and the head counted, and tokens beside params by 6 N D.
         vocab_size: Vocabulary.
         train_context: Sequence length in training.
         serve_context: Sequence length when it generates.
@@ -79,6 +82,7 @@ class Budget(Struct, frozen=True, kw_only=True):
         cost_per_million: Most money a million output tokens.
         pp: Pipeline-parallel degree that must divide.
         ep: Expert-parallel degree that must divide.
+        degrees: Of tp, pp and ep those that were given, also where they are 1: plans keep them.
         quant: Quantisation whose groups must shard over ``tp``.
         runtime: Runtime whose kernels must take the shape: vllm, sglang, tensorrt-llm, llama.cpp.
         equal: What shapes have alike: ``tokens``, ``flops`` or ``wall-clock``.
@@ -131,6 +135,7 @@ class Budget(Struct, frozen=True, kw_only=True):
     cost_per_million: float | None = None
     pp: int = 1
     ep: int = 1
+    degrees: tuple[str, ...] = ()
     quant: str | None = None
     runtime: str | None = None
     equal: str = "tokens"
@@ -148,6 +153,11 @@ class Budget(Struct, frozen=True, kw_only=True):
     def hardware(self) -> Chip:
         """The chip, looked up."""
         return chip(self.chip)
+
+    @property
+    def chips_given(self) -> bool:
+        """Whether the number of chips was given."""
+        return not any(text.startswith("gpus: ") for text in self.assumed)
 
 
 def budget(*, params: float | str | None = None, tokens: float | str | None = None,
@@ -170,15 +180,17 @@ def budget(*, params: float | str | None = None, tokens: float | str | None = No
     if "vocab_size" in fixed:  # one vocabulary is the limit of that name
         given |= {"vocab_size": fixed.pop("vocab_size"), "fixed": fixed}
     size, trained, work = (
-        None if value is None else parse_count(value, name)
+        None if value is None else _within(name, value, parse_count(value, name))
         for name, value in (("params", params), ("tokens", tokens), ("flops", flops))
     )
     assumed: list[str] = []
+    _add_degrees(given, assumed)
     given["moe"] = bool(given.get("moe") or given.get("active"))
     if given.get("beat") is not None:
         timed = bool(_days(given))
         size = _rival(given, size, sized=work is not None or timed, assumed=assumed)
-    if size is None and work is None and (_days(given) or given.get("active") is None):
+    timed = size is None and work is None and (_days(given) > 0 or given.get("active") is None)
+    if timed:
         work = _flops_of(given, assumed)
     if size is None and given.get("active") is not None:
         size = usual_total(given["active"])
@@ -197,7 +209,7 @@ def budget(*, params: float | str | None = None, tokens: float | str | None = No
         share = given["active"] / size
         assumed.append(f"active: {given['active'] / 1e9:.3g} B, {share:.1%}, {AS_KNOWN}")
     passed = given.get("active") or size
-    if asked is not None and work is not None and trained is not None:
+    if asked is not None and work is not None and trained is not None and not timed:
         cost = 6 * passed * trained
         if not 0.9 < cost / work < 1.1:
             raise FieldError(
@@ -205,8 +217,7 @@ def budget(*, params: float | str | None = None, tokens: float | str | None = No
                 "give two of the three",
             )  # fmt: skip
     if trained is None:
-        trained = 20 * size if work is None else max(1, work // (6 * passed))
-        why = "20 per parameter" if work is None else f"{trained / 1e9:,.3g} B, FLOPs / (6 N)"
+        trained, why = _trained(work, passed, given, timed=timed)
         assumed.append(f"tokens: {why}")
     assumed += [
         f"{name}: {value}" for name, field, value in DEFAULTS if field not in given
@@ -217,6 +228,32 @@ def budget(*, params: float | str | None = None, tokens: float | str | None = No
     found = Budget(params=size, tokens=trained, flops=work, assumed=tuple(assumed), **given)
     check(found)
     return found
+
+
+def _trained(
+    work: int | None, passed: int, given: dict[str, Any], *, timed: bool
+) -> tuple[int, str]:
+    """Training tokens of a size: of FLOPs that are given by 6 N D, of days by all that is done."""
+    if work is None:
+        return 20 * int(passed), "20 per parameter"
+    if timed:
+        found = tokens_of(work, passed, given["vocab_size"], given.get("train_context", 8192))
+        return found, f"{found / 1e9:,.3g} B, what the FLOPs leave for it"
+    found = max(1, work // (6 * passed))
+    return found, f"{found / 1e9:,.3g} B, FLOPs / (6 N)"
+
+
+def _add_degrees(given: dict[str, Any], assumed: list[str]) -> None:
+    """The degrees that are given, and without chips the fewest whole nodes of 8 they divide.
+
+    Stages of TP groups, over whose chips experts spread: a multiple of PP × lcm(TP, EP).
+    """
+    degrees = {name: given[name] for name in ("tp", "pp", "ep") if given.get(name) is not None}
+    given["degrees"] = tuple(degrees)
+    tp, pp, ep = (max(1, degrees.get(name, 1)) for name in ("tp", "pp", "ep"))
+    if given.get("n_gpu") is None and pp * math.lcm(tp, ep) > 1:
+        given["n_gpu"] = math.lcm(NODE, pp * math.lcm(tp, ep))
+        assumed.append(f"gpus: {given['n_gpu']}, the fewest whole nodes that the degrees divide")
 
 
 def _rival(
@@ -239,9 +276,14 @@ AS_KNOWN = "as known models with experts of that size have"
 
 
 def _days(given: dict[str, Any]) -> float:
-    """Days that are given, or GPU-hours as days; 0 where there are none."""
-    hours = given.get("gpu_hours") or 0
-    return float(given.get("days") or hours / (24 * max(given.get("n_gpu", 8), 1)))
+    """Days that are given, or GPU-hours as days, the fewer of both; 0 where there are none."""
+    return least_days(given.get("days"), given.get("gpu_hours"), given.get("n_gpu", 8)) or 0.0
+
+
+def least_days(days: float | None, gpu_hours: float | None, n_gpu: int) -> float | None:
+    """The fewer of days and GPU-hours on so many chips; None where neither is given."""
+    hours = None if gpu_hours is None else gpu_hours / (24 * max(n_gpu, 1))
+    return min((n for n in (days, hours) if n is not None), default=None)
 
 
 def _flops_of(given: dict[str, Any], assumed: list[str]) -> int:
@@ -257,12 +299,11 @@ def _flops_of(given: dict[str, Any], assumed: list[str]) -> int:
         raise FieldError(
             "budget", None, "has no size", "give --params, --flops, --days or --gpu-hours"
         )
-    work = flops_of(days, one, n_gpu, dtype)
-    if given["moe"]:
-        active = given.get("active") or int((work / 120) ** 0.5)  # 20 tokens a parameter
-        context = given.get("train_context", 8192)
-        work = flops_of(days, one, n_gpu, dtype, sparse_like(active), context)
-    assumed.append(f"flops: {work:.3g}, what {days:.3g} days on {n_gpu} × {one.key} give")
+    like = "known models with experts (the lower quartile)" if given["moe"] else "a 7B"
+    known = sparse_specs() if given["moe"] else []
+    work = flops_of(days, one, n_gpu, dtype, known, given.get("train_context", 8192))
+    assumed.append(f"flops: {work:.3g}, what {days:.3g} days on {n_gpu} × {one.key} give at the "
+                   f"MFU of {like}, {FULL}")  # fmt: skip
     return work
 
 
@@ -308,7 +349,17 @@ def _plain(given: dict[str, Any]) -> dict[str, Any]:
             hint = f"did you mean {near[0]}?" if near else ""
             raise FieldError(name, None, "is no limit of a budget", hint)
         parse = PARSERS.get(field)
-        found[field] = parse(value, name) if parse and value is not None else value
+        plain = parse(value, name) if parse and value is not None else value
+        found[field] = plain if plain is None else _within(field, value, plain)
+    return found
+
+
+def _within(field: str, given: Any, found: Any) -> Any:
+    """A number as it is, unless nobody could mean it."""
+    most = MOST.get(field)
+    if most is not None and found > most:
+        said = {v: k for k, v in NAMES.items()}.get(field, field)
+        raise FieldError(said, given, "is beyond every run", f"at most {most}")
     return found
 
 
@@ -332,6 +383,12 @@ PARSERS: dict[str, Callable[..., Any]] = {
     **dict.fromkeys(("days", "gpu_hours"), _amount),
 }  # fmt: skip
 
+MOST = {
+    **dict.fromkeys(("n_gpu", "serve_gpus", "tp", "pp", "ep"), MOST_GPUS),
+    **dict.fromkeys(("train_context", "serve_context"), MOST_CONTEXT),
+    "serve_batch": 10**9,
+    "tokens": MOST_TOKENS,
+}
 
 __all__ = [
     "LARGEST_DEPTH", "LARGEST_MODEL", "OBJECTIVES", "Budget", "Range", "budget", "ratio_of",

@@ -22,6 +22,7 @@ from scantling.laws import (
 )
 from scantling.laws.hyperparameters import hyperparameters
 from scantling.quantity import Quantity
+from scantling.rules import Setting, Subject, lint
 from scantling.search.budget import Budget
 from scantling.search.objectives import Costs, serving, training_plans
 from scantling.search.peers import width_ratios
@@ -156,8 +157,7 @@ def shape_name(spec: Spec) -> str:
     if "n_expert" in d:
         name += f"-e{d['n_expert']}k{d['top_k']}x{d['d_expert']}"
     if scheduled(spec):
-        first, *_, last = ffn_widths(spec)
-        return f"{name}-f{first}to{last}"
+        return f"{name}-f{'to'.join(map(str, turns(spec)))}"
     return f"{name}-f{d['d_ff']}" if "d_ff" in d else name
 
 
@@ -170,6 +170,16 @@ def ffn_widths(spec: Spec) -> dict[int, int]:
             if isinstance(node, Dense):
                 found[int(node.d_ff)] = found.get(int(node.d_ff), 0) + int(layers[kind.name])
     return found
+
+
+def turns(spec: Spec) -> list[int]:
+    """Widths of a schedule where it begins, turns and ends: 4608, 2560, 4608."""
+    by_kind = {kind.name: int(node.d_ff) for kind in spec.decoder.kinds
+               for _, node in nodes(kind) if isinstance(node, Dense)}  # fmt: skip
+    runs = [by_kind[run.pattern[0]] for run in spec.decoder.layout if run.pattern[0] in by_kind]
+    first, last = runs[0], runs[-1]
+    return [first, *(n for n in dict.fromkeys((min(runs), max(runs))) if n not in {first, last}),
+            last]  # fmt: skip
 
 
 def scheduled(spec: Spec) -> bool:
@@ -269,7 +279,7 @@ def findings(c: Candidate) -> list[dict[str, str]]:
             f"of at most {largest / 1e9:.2g} B",
         )
     for axis, (low, high) in one.domain.items() if c.priced else ():
-        value = {"tokens": c.budget.tokens, one.counts: one.size(c.features)}.get(axis)
+        value = {"tokens": c.features.tokens, one.counts: one.size(c.features)}.get(axis)
         if value is not None and (value < low or (value > high and axis == "tokens")):
             times = low / value if value < low else value / high
             add("LAW-OUTSIDE", "note", "loss",
@@ -290,21 +300,31 @@ def findings(c: Candidate) -> list[dict[str, str]]:
             f"serving takes up to {bytes_text(float(held))} of a chip ({weights} of weights), an "
             f"engine may fill {bytes_text(s.room_bytes)} of {s.split.n_gpu} × {s.chip.key}: the "
             f"time per token is a lower bound")  # fmt: skip
-    return found + shape_findings(c.dims(), c.features)
+    found += rule_findings(c.spec, c.budget.train_context)
+    return found + axis_findings(c.dims(), c.features)
 
 
-def shape_findings(dims: dict[str, int], features: Features) -> list[dict[str, str]]:
-    """Alignment, axes on or outside the bounds of their evidence, what loss does not see."""
+def rule_findings(spec: Spec, context: int) -> list[dict[str, str]]:
+    """What the rules of lint say of a shape, wherever it will run.
+
+    Example:
+        >>> from scantling import catalog
+        >>> from scantling.spec import vary
+        >>> [f["code"] for f in rule_findings(vary(catalog.model("llama-3.1-8b"), d_ff=14368), 8)]
+        ['SC302']
+    """
+    report = lint(Subject(name="spec", setting=Setting(context=context), spec=spec))
+    return [{"code": f.code, "level": f.level, "field": f.field, "message": f.message}
+            for f in report.findings]  # fmt: skip
+
+
+def axis_findings(dims: dict[str, int], features: Features) -> list[dict[str, str]]:
+    """Axes on or outside the bounds of their evidence, and what loss does not see."""
     found: list[dict[str, str]] = []
 
     def add(code: str, level: str, field: str, message: str) -> None:
         found.append({"code": code, "level": level, "field": field, "message": message})
 
-    for field, step in (("d_model", 64), ("d_ff", 64), ("vocab_size", 64)):
-        size = dims.get(field)
-        if size is not None and size % step:
-            add("ALIGN", "warning", field,
-                f"{field} {size} is no multiple of {step}: tensor cores pad it")  # fmt: skip
     for key, limit in bounds().items():
         value, field = axis_value(dims, features, key), limit.field
         if value is None or (key == "attention_width_ratio" and "kv_rank" in dims):
@@ -391,8 +411,8 @@ def to_json(c: Candidate, reference: Candidate | None = None) -> dict[str, Any]:
             "days": days_quantity(c.train, b).to_json(),
             "gpu_hours": c.days * 24 * b.n_gpu,
             "cost": None if b.price is None else c.days * 24 * b.n_gpu * b.price,
-            "workload": {"tokens": b.tokens, "context": b.train_context, "gpu": b.chip,
-                         "gpus": b.n_gpu, "dtype": b.dtype},
+            "workload": {"tokens": _whole(c.features.tokens), "context": b.train_context,
+                         "gpu": b.chip, "gpus": b.n_gpu, "dtype": b.dtype},
         },
         "serve": {
             "kv_bytes_per_token": c.kv_growth, "kv_bytes_per_token_held": c.kv_bytes_per_token,
@@ -410,7 +430,7 @@ def to_json(c: Candidate, reference: Candidate | None = None) -> dict[str, Any]:
             "power_of_two": {k: power_of_two(v) for k, v in c.dims().items()},
             "tile_waste": round(float(c.costs.tile_waste), 5),
         },
-        "hyperparameters": hyperparameters(float(c.features.body), float(b.tokens)),
+        "hyperparameters": hyperparameters(float(c.features.body), float(c.features.tokens)),
         "findings": findings(c),
     }  # fmt: skip
 

@@ -65,9 +65,26 @@ def check(b: Budget) -> None:
         raise UnknownNameError("equal", b.equal, EQUAL)
     if not 0 < b.tolerance < 1:
         raise FieldError("tolerance", b.tolerance, "must lie between 0 and 1")
+    _check_split(b)
     _check_weights(b)
     _check_kinds(b)
     _check_axes(b)
+
+
+def _check_split(b: Budget) -> None:
+    """Degrees split the chips that train, and tensor-parallel ranks a sequence between layers."""
+    if b.n_gpu % b.pp:
+        raise FieldError("pp", b.pp, f"must divide gpus {b.n_gpu}", near_divisors(b.n_gpu, b.pp))
+    stage = b.n_gpu // b.pp
+    for name in ("tp", "ep"):
+        degree = getattr(b, name)
+        if stage % degree:
+            chips = f"gpus {stage}" if b.pp == 1 else (
+                f"the {stage} gpus of a stage ({b.n_gpu} over pp {b.pp})")  # fmt: skip
+            raise FieldError(name, degree, f"must divide {chips}", near_divisors(stage, degree))
+    if b.train_context % b.tp:
+        raise FieldError("tp", b.tp, f"must divide the context {b.train_context} in training",
+                         near_divisors(b.train_context, b.tp))  # fmt: skip
 
 
 def _check_weights(b: Budget) -> None:

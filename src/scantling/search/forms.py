@@ -121,14 +121,41 @@ class Counted(Struct, frozen=True):
     """Of the family in its space."""
     row: NDArray[Any]
     depth: NDArray[Any]
+    layers: dict[str, Any]
+    """Layers of each kind."""
+    forms: dict[str, Form]
     width: Any
     """The solved width, of the family's ``lead``."""
     total: Any
     active: Any
-    kv: Any
-    """Cache of a sequence at the serving context, bytes."""
-    mlp: Any
-    attention: Any
+
+    @property
+    def kv(self) -> Any:
+        """Cache of a sequence at the serving context, bytes."""
+        return self._of("kv")
+
+    @property
+    def mlp(self) -> Any:
+        """Parameters of feed-forwards."""
+        return self._of("mlp")
+
+    @property
+    def attention(self) -> Any:
+        """Parameters of attention."""
+        return self._of("attention")
+
+    def _of(self, name: str) -> Any:
+        constant, slope = self.forms[name].at(self.row, self.layers)
+        return constant + slope * self.width
+
+    def some(self, keep: NDArray[Any]) -> Counted:
+        """Some of the shapes, by their places."""
+        row, depth, width, total, active = (
+            column[keep] for column in (self.row, self.depth, self.width, self.total, self.active)
+        )
+        layers = {name: n[keep] if hasattr(n, "dtype") else n for name, n in self.layers.items()}
+        return replace(self, row=row, depth=depth, layers=layers, width=width, total=total,
+                       active=active)  # fmt: skip
 
     def dims(self, keep: Any) -> dict[str, Any]:
         """Every dimension of some of the shapes."""
@@ -152,14 +179,11 @@ def count(
             multiple = math.gcd(b.multiple, 64) * b.tp
         step = slope * multiple
         width = maximum((2 * (b.params - constant) + step) // (2 * step), 1) * multiple
-    values = {"total": constant + slope * width}
-    for name in ("active", "mlp", "attention", "kv"):
-        if name == "active" and not b.moe:
-            values[name] = values["total"]
-            continue
-        constant, slope = found[name].at(row, layers)
-        values[name] = constant + slope * width
-    return Counted(family, index, row, depth, width, **values)
+    total = active = constant + slope * width
+    if b.moe:
+        constant, slope = found["active"].at(row, layers)
+        active = constant + slope * width
+    return Counted(family, index, row, depth, layers, found, width, total, active)
 
 
 def width_multiple(b: Budget, lead: str) -> int:

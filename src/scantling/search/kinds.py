@@ -86,7 +86,8 @@ def schedule_of(text: str) -> tuple[int, ...]:
     """Widths of each run of layers, first to last, in whole multiples of one unit.
 
     ``linear-ffn:a-b`` goes from a to b of the mean in equal steps, a + (b − a) j/3 for run j of
-    four; times the least common denominator those are whole.
+    four; ``linear-ffn:a-m-b`` from a to m at half the depth and on to b, so 1.5-0.5-1.5 has wide
+    ends and a narrow middle. Times the least common denominator those are whole.
 
     Raises:
         FieldError: If it says no such thing.
@@ -94,19 +95,24 @@ def schedule_of(text: str) -> tuple[int, ...]:
     Example:
         >>> schedule_of("linear-ffn:0.5-1.5"), schedule_of("linear-ffn:1.25-0.5")
         ((3, 5, 7, 9), (5, 4, 3, 2))
+        >>> schedule_of("linear-ffn:1.5-0.5-1.5")
+        (9, 5, 5, 9)
     """
     name, _, ends = text.partition(":")
-    low, sign, high = ends.partition("-")
-    hint = "write linear-ffn:0.5-1.5, first to last layers in shares of the mean"
-    if name != "linear-ffn" or not sign:
+    points = ends.split("-")
+    hint = "write linear-ffn:0.5-1.5, first to last layers in shares of the mean, or 1.5-0.5-1.5"
+    if name != "linear-ffn" or len(points) not in {2, 3}:
         raise FieldError("schedule", text, "is no schedule", hint)
     try:
-        first, last = (Fraction(end) for end in (low, high))
+        first, *between, last = (Fraction(end) for end in points)
     except (ValueError, ZeroDivisionError):
         raise FieldError("schedule", text, "has an end that is no number", hint) from None
-    if not all(Fraction(1, 10) <= end <= 10 for end in (first, last)):
+    if not all(Fraction(1, 10) <= end <= 10 for end in (first, *between, last)):
         raise FieldError("schedule", text, "has an end outside 0.1 to 10", hint)
-    shares = [first + (last - first) * j / (PARTS - 1) for j in range(PARTS)]
+    middle = between[0] if between else (first + last) / 2
+    places = [Fraction(2 * j, PARTS - 1) for j in range(PARTS)]  # 1 is half the depth
+    shares = [first + (middle - first) * x if x < 1 else middle + (last - middle) * (x - 1)
+              for x in places]  # fmt: skip
     unit = math.lcm(*(share.denominator for share in shares))
     whole = [int(share * unit) for share in shares]
     common = math.gcd(*whole)

@@ -81,14 +81,11 @@ def serving_asked(b: Budget) -> bool:
 def training_plans(b: Budget) -> tuple[Plan, ...]:
     """The plans that training is timed with: the fastest that fits of a few plain ones.
 
-    The degrees given are kept where they divide the chips. Without a limit on memory there is one
-    plan, with nothing computed again. With one, micro-batches of one sequence stand beside it, and
-    the same with all layers computed again, which holds least.
+    The degrees given are kept. Without a limit on memory there is one plan, with nothing computed
+    again. With one, micro-batches of one sequence stand beside it, and the same with all layers
+    computed again, which holds least.
     """
-    group = b.tp * b.pp
-    fits = b.n_gpu % group == 0 and (b.n_gpu // b.pp) % b.ep == 0
-    degrees = {"tp": b.tp, "pp": b.pp, "ep": b.ep} if fits else {}
-    one = plain_plan(b.n_gpu, b.train_context, **degrees)
+    one = plain_plan(b.n_gpu, b.train_context, tp=b.tp, pp=b.pp, ep=b.ep)
     if b.memory is None and "memory_bytes" not in names(b):
         return (one,)
     whole = one.micro_batch * one.n_micro_batch

@@ -46,7 +46,7 @@ def peer_range(total: int, which: str, tail: float = 0.05) -> tuple[float, float
         if len(values) >= 8 or reach > 10**6:
             break
         reach *= 2
-    return _quantile(values, tail), _quantile(values, 1 - tail), len(values)
+    return quantile(values, tail), quantile(values, 1 - tail), len(values)
 
 
 def width_ratios(d: Mapping[str, Any]) -> dict[str, float]:
@@ -123,7 +123,7 @@ def expert_range(total: int, which: str, tail: float = 0.1) -> tuple[float, floa
         if len(values) >= 16 or reach > 10**6:
             break
         reach *= 2
-    return _quantile(values, tail), _quantile(values, 1 - tail), len(values)
+    return quantile(values, tail), quantile(values, 1 - tail), len(values)
 
 
 def usual_active(total: int) -> int:
@@ -148,15 +148,14 @@ def usual_total(active: int) -> int:
     return min(grid, key=lambda total: abs(math.log(usual_active(total) / active)))
 
 
-def sparse_like(active: int) -> Spec:
-    """The known model with experts nearest to an active size.
+def sparse_specs() -> list[Spec]:
+    """The known models with experts.
 
     Example:
-        >>> sparse_like(3 * 10**9).read("n_expert") >= 32
+        >>> len(sparse_specs()) > 20
         True
     """
-    name = min(sparse(), key=lambda one: abs(math.log(one[1]["active"] * one[0] / active)))[2]
-    return catalog.loaded(name).spec
+    return [catalog.loaded(name).spec for _, _, name in sparse()]
 
 
 def nearest_sparse(total: int, active: int, n: int = 3) -> list[catalog.Loaded]:
@@ -200,13 +199,13 @@ def vocabulary_range(total: int, width: int) -> tuple[int, int, int]:
             break
         reach *= 2
     sizes = sorted(float(v) for _, v, _ in some)
-    share = _quantile(sorted(v * w / n for n, v, w in some), 0.9)
-    low, high = _quantile(sizes, 0.25), _quantile(sizes, 0.75)
+    share = quantile(sorted(v * w / n for n, v, w in some), 0.9)
+    low, high = quantile(sizes, 0.25), quantile(sizes, 0.75)
     most = share * total / width
     return int(min(low, most)), int(min(high, most)), len(some)
 
 
-def _quantile(values: list[float], share: float) -> float:
+def quantile(values: list[float], share: float) -> float:
     """A quantile between the two nearest values."""
     place = share * (len(values) - 1)
     low = int(place)

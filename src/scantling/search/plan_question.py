@@ -12,11 +12,12 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from scantling import catalog
-from scantling.arith import LARGEST
+from scantling.arith import LARGEST, MOST_CONTEXT, MOST_TOKENS
 from scantling.costs.adapters import adapted
 from scantling.costs.count import CONVENTIONS, Convention, parameters
+from scantling.costs.quantize import released_scheme
 from scantling.errors import FieldError, UnknownNameError
-from scantling.hardware import Chip, Cluster, cluster
+from scantling.hardware import MOST_GPUS, Chip, Cluster, cluster
 from scantling.laws.hyperparameters import batch_tokens, tuning_batch
 from scantling.spec import Spec, dimensions, has
 from scantling.spec.plan import Adapter, Recipe
@@ -166,7 +167,7 @@ def question(
     """
     one = model if isinstance(model, catalog.Loaded) else catalog.load(model, assume=assume)
     assumed: list[str] = []
-    method = _one_of("finetune", finetune, FINETUNE) if finetune else None
+    method = _one_of("finetune", finetune, FINETUNE) if finetune is not None else None
     n = _count("gpus", gpus) if gpus is not None else None
     if n is None:
         n = 1 if method else GPUS_PER_NODE
@@ -185,6 +186,9 @@ def question(
         raise FieldError("goodput", goodput, "must be above 0 and at most 1", "0.9 is 90 %")
     if price is not None and not 0 < price < 1e6:
         raise FieldError("price", price, "must be above zero")
+    released = released_scheme(one.quantization)
+    if released is not None:
+        assumed.append(f"weights in {recipe.weights}, which are released as {released.name}")
     rounds = _phases(one.spec, phases, tokens, context, assumed, fine=method is not None)
     rows = learned_positions(one.spec)
     for phase in rounds:
@@ -261,7 +265,7 @@ def _phases(
         if not all(rounds):
             raise FieldError("phases", phases, "has an empty phase", "write 15T@8k,800B@128k")
         return tuple(_phase(text) for text in rounds)
-    length = None if context is None else parse_context(context, "context")
+    length = None if context is None else _length(context, "context")
     if length is None:
         usual = TUNING_CONTEXT if fine else CONTEXT
         length = min(usual, int(spec.max_context or usual))
@@ -280,7 +284,7 @@ def _phase(text: str) -> Phase:
     tokens, sign, context = text.partition("@")
     if not sign:
         raise FieldError("phases", text, "is no phase", "write 15T@8k,800B@128k")
-    return Phase(parse_count(tokens, "phases"), parse_context(context, "phases"))
+    return Phase(_count("tokens", tokens), _length(context, "phases"))
 
 
 BATCH = re.compile(r"\s*(?P<number>.*?)\s*(?P<unit>seqs?|sequences|tok|tokens)?\s*", re.IGNORECASE)
@@ -378,10 +382,17 @@ def _one_of(field: str, value: str, known: tuple[str, ...]) -> str:
     return plain
 
 
+def _length(context: int | str, field: str) -> int:
+    found = parse_context(context, field)
+    if found > MOST_CONTEXT:
+        raise FieldError(field, context, "is beyond every sequence", f"at most {MOST_CONTEXT}")
+    return found
+
+
 def _count(field: str, value: int | str) -> int:
-    found = parse_count(value, field)
-    if found > LARGEST and field != "tokens":
-        raise FieldError(field, value, "is beyond every machine")
+    found, most = parse_count(value, field), MOST_TOKENS if field == "tokens" else MOST_GPUS
+    if found > most:
+        raise FieldError(field, value, "is beyond every run", f"at most {most}")
     return found
 
 

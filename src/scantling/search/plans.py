@@ -11,6 +11,7 @@ from msgspec import Struct
 from scantling.costs.estimate import Estimate
 from scantling.costs.memory import TrainingMemory, stage_peaks, training_memory
 from scantling.costs.money import Bill, bill
+from scantling.costs.parallel import problems
 from scantling.costs.train import Step, assemble, terms, training_step
 from scantling.errors import FieldError
 from scantling.search.plan_bounds import Bounds
@@ -140,11 +141,21 @@ def plan(model: Any, *, progress: Progress | None = None, **given: Any) -> Plans
     return answer(question(model, **given), progress)
 
 
-def answer(q: Question, progress: Progress | None = None) -> Plans:
-    """The plans of a question; with several phases each has its own, and the bill is of all."""
+def answer(
+    q: Question, progress: Progress | None = None, *, alone: bool = False, like: Plan | None = None
+) -> Plans:
+    """The plans of a question; with several phases each has its own, and the bill is of all.
+
+    Args:
+        q: The question.
+        progress: As in ``plan``.
+        alone: Only the choice is wanted: the same one, several times sooner, without its front,
+            alternatives, and what would fit where nothing does.
+        like: With ``alone``, a plan that is likely as fast as any: slower ones are not looked at.
+    """
     if len(q.phases) == 1:
-        return _one_phase(q, progress)
-    each = tuple(_one_phase(q.of_phase(phase), progress) for phase in q.phases)
+        return _one_phase(q, progress, alone=alone, like=like)
+    each = tuple(_one_phase(q.of_phase(phase), progress, alone=alone) for phase in q.phases)
     bills = [p.bill for p in each]
     whole = None
     if all(b is not None for b in bills):
@@ -169,9 +180,13 @@ def run_bill(q: Question, trial: Trial, phase: Phase) -> Bill:
     return bill(trial.step.step.times(n_steps), q.cluster.n_gpu, q.chip, q.goodput or 1.0, q.price)
 
 
-def _one_phase(q: Question, progress: Progress | None) -> Plans:
+def _one_phase(
+    q: Question, progress: Progress | None, *, alone: bool, like: Plan | None = None
+) -> Plans:
     began = time.perf_counter()
-    tally, held = Tally(), Held(q)
+    tally, held = Tally(), Held(q, alone=alone)
+    if alone and like is not None:
+        held.reckon(like)
     found = groups(q, tally, progress)
     if tally.considered == 0:
         raise FieldError("plan", None, "leaves nothing to search", "fix fewer axes")
@@ -188,7 +203,7 @@ def _one_phase(q: Question, progress: Progress | None) -> Plans:
     ), counts  # fmt: skip
     return Plans(
         question=q, choice=choice, front=front(pool), alternatives=_alternatives(pool, choice),
-        closest=least_memory(q, found) if choice is None else None,
+        closest=least_memory(q, found) if choice is None and not alone else None,
         rejected=tally.rejected(), counts=counts,
         seconds=time.perf_counter() - began,
         bill=None if choice is None else run_bill(q, choice, q.phases[0]),
@@ -206,8 +221,8 @@ class Group(Struct, frozen=True):
 class Held:
     """What a search has found so far, and which plans it no longer needs to look at."""
 
-    def __init__(self, q: Question) -> None:
-        self.question = q
+    def __init__(self, q: Question, *, alone: bool = False) -> None:
+        self.question, self.alone = q, alone
         self.trials: list[Trial] = []
         self.too_large = 0
         self.slower = 0
@@ -218,22 +233,42 @@ class Held:
         self.enough = float("inf")
         """Seconds from which on a split is no longer among the alternatives."""
 
+    @property
+    def slowest(self) -> float:
+        """How many times the fastest plan another may take."""
+        return 1.0 if self.alone else SLOWEST
+
     def beaten(self, seconds: float, size: float) -> bool:
         """Whether a plan that fits is at least as fast and holds no more, or much faster."""
-        if self.stairs and seconds > SLOWEST * self.stairs[0][0]:
+        if self.stairs and seconds > self.slowest * self.stairs[0][0]:
             return True
         return any(s <= seconds and b <= size for s, b in self.stairs)
 
     def over(self, seconds: float) -> bool:
         """Whether no plan that takes so long is wanted, whatever it holds."""
-        return bool(self.stairs) and seconds > max(SLOWEST * self.stairs[0][0], self.enough)
+        if not self.stairs:
+            return False
+        enough = 0.0 if self.alone else self.enough
+        return seconds > max(self.slowest * self.stairs[0][0], enough)
 
     def unwanted(self, of: Split, seconds: float, size: float) -> bool:
         """Whether a plan can neither be on the front nor among the alternatives."""
         if not self.beaten(seconds, size):
             return False
+        if self.alone:
+            return True
         own = self.fastest.get((of.tp, of.pp, of.cp, of.ep))
         return (own is not None and own <= seconds) or self.enough <= seconds
+
+    def reckon(self, p: Plan) -> None:
+        """Reckon with a plan, if it can run and fits: a search finds it, or one no slower."""
+        q = self.question
+        if any(problems(q.spec, p, q.cluster, q.context)) or p.global_batch != q.batch:
+            return
+        memory = training_memory(q.spec, p, q.recipe, q.context)
+        if verdict(memory, q) == "fits":
+            just = 1 + 1e-9  # so that it does not rule itself out
+            self.stairs = [(seconds_of(q, p) * just, float(memory.needed_high) * just)]
 
     def add(self, trial: Trial) -> None:
         """Keep a plan that was timed."""

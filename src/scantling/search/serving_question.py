@@ -390,7 +390,7 @@ def _schemes(
             return (stored_in(spec, file),)
         packed = scheme_of({"quantization_config": one.quantization}) if one.quantization else None
         if packed is not None:
-            assumed.append(f"weights in {packed.name}, as the config says")
+            assumed.append(f"weights as released: {packed.name}")
             return (Numbers(packed),)
         assumed.append("weights in bf16")
         names = ["bf16"]

@@ -2,43 +2,64 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
-from scantling.costs.count import parameters
-from scantling.costs.estimate import DAY_S, reference_mfu, training_time
+from msgspec.structs import replace
+
+from scantling.costs.estimate import DAY_S, reference_mfu, training_mfu
 from scantling.errors import FieldError
 from scantling.hardware import Chip
-from scantling.laws import Features, law
+from scantling.laws import law
+from scantling.laws.optimum import Spending, shaped
+from scantling.laws.vocabulary import embedding_parameters
+from scantling.search.peers import quantile
 from scantling.spec import Spec
 
 REFERENCE_ASPECT = 64
 """D/L of the shape that stands for a size; the law's valley is flat around it."""
+FULL = "attention in full and the head counted"
+"""What FLOPs of a budget pay for, where they come from days or give the size."""
 DECADES = (5, 14)
 STEPS = 40
 """Sizes tried for a decade of body parameters."""
 
 
 def flops_of(
-    days: float, chip: Chip, n_gpu: int, dtype: str, like: Spec | None = None, context: int = 8192
+    days: float, chip: Chip, n_gpu: int, dtype: str, like: Sequence[Spec] = (), context: int = 8192
 ) -> int:  # fmt: skip
-    """Training FLOPs that so many days on so many chips allow.
+    """Training FLOPs that so many days on so many chips allow, attention in full and the head.
 
-    Days × chips × peak × a utilisation: attention in full at that of a 7B, or 6 N a token, N what
-    a token passes, at that of a model that is like the one to come. Experts make of it about half.
+    Days × chips × peak × the MFU of a 7B, or the lower quartile of that of models that are like
+    the one to come: experts make of it about two thirds, and of the models a half to four thirds.
 
     Example:
         >>> from scantling import catalog
         >>> from scantling.hardware import chip
-        >>> one, sparse = chip("h100-sxm"), catalog.model("qwen3-30b-a3b")
+        >>> one, sparse = chip("h100-sxm"), [catalog.model("qwen3-30b-a3b")]
         >>> flops_of(30, one, 64, "bf16", sparse) < flops_of(30, one, 64, "bf16")
         True
     """
-    peak = days * DAY_S * n_gpu * chip.rate(dtype)
-    if like is None:
-        return int(peak * reference_mfu(chip, n_gpu, dtype))
-    tokens = 10**9
-    seconds = training_time(like, tokens, chip, n_gpu, context, dtype).value_s
-    return int(peak * 6 * parameters(like).active * tokens / (seconds * n_gpu * chip.rate(dtype)))
+    mfu = reference_mfu(chip, n_gpu, dtype)
+    if like:
+        mfu = quantile(sorted(training_mfu(m, chip, n_gpu, context, dtype) for m in like), 0.25)
+    return int(days * DAY_S * n_gpu * chip.rate(dtype) * mfu)
+
+
+def tokens_of(flops: int, passed: int, vocab_size: int, context: int) -> int:
+    """Training tokens that such FLOPs are, for so many parameters that a token passes.
+
+    Embedding and head are among those; the body is what is left of them.
+
+    Example:
+        >>> round(10**22 / tokens_of(10**22, 7 * 10**9, 32_000, 4096) / (6 * 7e9), 2)  # over 6 N
+        1.18
+    """
+    body = float(passed)
+    for _ in range(STEPS):
+        width = shaped(body, 1.0, REFERENCE_ASPECT).width
+        body = max(passed - embedding_parameters(body, float(width), vocab_size), passed / 10)
+    spent = Spending(flops=flops, vocab_size=vocab_size, context=context, aspect=REFERENCE_ASPECT)
+    return max(1, int(spent.tokens(body)))
 
 
 def size_of(
@@ -47,11 +68,8 @@ def size_of(
 ) -> tuple[int, int, str]:  # fmt: skip
     """Parameters and tokens for training FLOPs.
 
-    A size is a body N with width 64 times its depth, so L = (N / (12 · 64²))^(1/3). A token costs
-    6 (N + V D) for the weights, the head included, and 12 L D S for attention in full:
-
-        tokens = FLOPs / (6 (N + V D) + 12 L D S)
-
+    A size is a body with width 64 times its depth, and a token costs what
+    ``laws.optimum.Spending`` says, attention in full and the head.
     With ``tokens`` given, the size whose cost fits them; without, the one with the least loss.
 
     Returns:
@@ -66,20 +84,19 @@ def size_of(
         (True, True)
     """
     one = law(law_name)
+    spent = Spending(flops=flops, vocab_size=vocab_size, context=context, aspect=REFERENCE_ASPECT)
     best: tuple[float, int, int] | None = None
     edge = False
     first, last = DECADES[0] * STEPS, DECADES[1] * STEPS
     for step in range(first, last + 1):
         body = 10 ** (step / STEPS)
-        depth = (body / (12 * REFERENCE_ASPECT**2)) ** (1 / 3)
-        width = REFERENCE_ASPECT * depth
-        table = vocab_size * width
+        shape = spent.features(body)
+        table = vocab_size * float(shape.width)
         alike = tied if tied is not None else table > 0.15 * (body + 2 * table)
         total = body + table * (1 if alike else 2)
-        affordable = flops / (6 * (body + table) + 12 * depth * width * context)
+        affordable = float(shape.tokens)
         if tokens is None:
-            shape: dict[str, Any] = {"width": width, "depth": depth}
-            score = one.loss(Features(body=body, total=total, tokens=affordable, **shape))
+            score = one.loss(replace(shape, total=total))
         else:
             score = abs(affordable / tokens - 1)
         if best is None or score < best[0]:
@@ -88,5 +105,6 @@ def size_of(
     if edge or best[2] < 1:
         raise FieldError("flops", f"{flops:.3g}", "asks for a size beyond every model")
     if tokens is not None:
-        return best[1], tokens, f"what {flops:.3g} FLOPs buy at {tokens:.3g} tokens"
-    return best[1], best[2], f"where the {one.name} law has its least loss at {flops:.3g} FLOPs"
+        return best[1], tokens, f"what {flops:.3g} FLOPs buy at {tokens:.3g} tokens, {FULL}"
+    why = f"where the {one.name} law has its least loss at {flops:.3g} FLOPs, {FULL}"
+    return best[1], best[2], why

@@ -72,7 +72,8 @@ def spend(
 
     Days on chips become FLOPs by the rate at which the optimum itself trains there: a first guess
     from the MFU of a 7B is replaced by the rate of the plan for the shape that it leads to, until
-    the budget no longer moves. The FLOPs counted are those the law pays (``Spending.cost``), so
+    the budget no longer moves. The FLOPs counted are all that the chips do, as ``design`` counts
+    those of days: attention in full and the head (``Spending.cost``), so
 
         C = cost of a token · tokens a second · seconds
 
@@ -101,9 +102,10 @@ def spend(
         raise FieldError("served", f"{given.served:g}", "is not paid for by days of training",
                          "serving runs at another rate: give FLOPs")  # fmt: skip
     whole = machine.days * DAY_S
-    known = replace(
-        given, flops=float(flops_of(machine.days, chip(machine.gpu), machine.n_gpu, machine.dtype))
-    )
+    work = flops_of(machine.days, chip(machine.gpu), machine.n_gpu, machine.dtype)
+    vocab_size = vocab_size or (50_304 if work < 10**20 else 128_256)
+    known = replace(given, flops=float(work), context=given.context or machine.context,
+                    vocab_size=vocab_size)  # fmt: skip
     for _ in range(ROUNDS):
         found = _timed(name, known, machine, vocab_size)
         if found.time_s is None:
@@ -118,7 +120,7 @@ def spend(
 def _optimum(name: str, given: Spending) -> Optimum:
     return compute_optimal(
         name, given.flops, served=given.served, unique=given.unique, context=given.context,
-        aspect=given.aspect,
+        vocab_size=given.vocab_size, aspect=given.aspect,
     )  # fmt: skip
 
 
@@ -139,7 +141,7 @@ def _timed(name: str, given: Spending, machine: Machine, vocab_size: int | None)
     if plans is not None and plans.bill is not None:
         time_s = plans.bill.ideal_s
     rate = chip(machine.gpu).rate(machine.dtype) * machine.n_gpu
-    trained = float(given.cost(best.size)) * best.tokens
+    trained = float(given.of(best.counts).cost(best.size)) * best.tokens
     return Spent(budget=given, best=best, shape=shape, plans=plans, time_s=time_s,
                  share=trained / (float(time_s.value_s) * rate), note=note)  # fmt: skip
 

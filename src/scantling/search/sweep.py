@@ -6,6 +6,7 @@ operator, for their loss, training time, time per token and memory.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +37,10 @@ PART = 2**20
 """Shapes of a part, what one job sweeps; fixed, as batches are."""
 BATCH = 8192
 """Shapes priced at once; fixed, so that results do not depend on the size of chunks."""
+
+
+FAR = 0.25
+"""A shape whose active size is off by more is not asked anything else: most mixtures are."""
 
 
 class Swept(Struct, frozen=True):
@@ -85,7 +90,7 @@ def feasibility(c: Counted, b: Budget) -> dict[str, NDArray[np.bool_]]:
     found: dict[str, Any] = {f"params within ±{b.tolerance:.2%}": share <= b.tolerance}
     if b.active is not None:
         off: Any = abs(c.active / b.active - 1)
-        found[f"active within ±{b.active_tolerance:.2%}"] = off <= b.active_tolerance
+        found[_active_limit(b)] = off <= b.active_tolerance
     for name in bounded_axes(b):
         value = _ratio(c, name)
         axis = limit(b, name)
@@ -99,6 +104,10 @@ def feasibility(c: Counted, b: Budget) -> dict[str, NDArray[np.bool_]]:
     if b.kv_bytes_per_token is not None:
         found[KV_LIMIT] = c.kv <= b.kv_bytes_per_token * b.serve_context
     return {name: np.broadcast_to(mask, len(share)) for name, mask in found.items()}
+
+
+def _active_limit(b: Budget) -> str:
+    return f"active within ±{b.active_tolerance:.2%}"
 
 
 def _ratio(c: Counted, name: str) -> Any:
@@ -116,7 +125,7 @@ def _ratio(c: Counted, name: str) -> Any:
 
 def sweep(
     space: Space, b: Budget, chunk: int = CHUNK, progress: Callable[[int], None] | None = None,
-    *, engine: str = "here", workers: int | None = None,
+    *, engine: str = "here", workers: int | None = None, far: float = FAR,
 ) -> Swept:  # fmt: skip
     """Evaluate a whole space and keep the non-dominated shapes.
 
@@ -130,12 +139,14 @@ def sweep(
         progress: Called with the number of shapes done since the last call.
         engine: What runs the parts (``executor.run``).
         workers: Of the engine; all cores unless given.
+        far: How far off the active size may be of shapes that other limits are counted for; where
+            none is so near, it is done again for all.
     """
     whole = _nothing(space, b, empty(space.removed))
     stopped = False
     check(engine, workers)
     engine = engine if space.size > PART else "here"
-    shared = (b, limits(b), chunk)
+    shared = (b, limits(b), chunk, max(far, b.active_tolerance))
     try:
         for part in run(_part, space.parts(PART), shared=shared, engine=engine, workers=workers):
             rows, values = fold(whole.rows, whole.objectives, part.rows, part.objectives)
@@ -148,12 +159,14 @@ def sweep(
                 progress(part.evaluated)
     except KeyboardInterrupt:
         stopped = True
+    if space.size and not stopped and not whole.tally.closest and math.isfinite(far):
+        return sweep(space, b, chunk, engine=engine, workers=workers, far=math.inf)
     return replace(whole, stopped=stopped)
 
 
 def legal(space: Space, b: Budget) -> Iterator[tuple[NDArray[np.int64], Costs]]:
     """Every shape of the right size and kind, not only the front: batches of rows and costs."""
-    for index, dims in _batches(_kept(space, b, CHUNK, empty({}))):
+    for index, dims in _batches(_kept(space, b, CHUNK, empty({}), FAR)):
         if len(dims["n_layer"]):
             costs = Costs(vary(space.families[index].spec, **dims), b)
             yield _rows(space, index, dims, costs.counted.total), costs
@@ -168,18 +181,18 @@ def _nothing(space: Space, b: Budget, tally: Tally) -> Swept:
     return Swept(rows, values, space.columns, space.considered, 0, 0, tally)
 
 
-def _part(shared: tuple[Budget, tuple[Limit, ...], int], part: Space) -> Swept:
+def _part(shared: tuple[Budget, tuple[Limit, ...], int, float], part: Space) -> Swept:
     """Evaluate a piece of a space."""
-    b, asked, chunk = shared
+    b, asked, chunk, far = shared
     tally = empty({})
     whole = _nothing(part, b, tally)
-    for batch in _batches(_kept(part, b, chunk, tally)):
+    for batch in _batches(_kept(part, b, chunk, tally, far)):
         whole = _with_survivors(whole, part, b, asked, *batch)
     return replace(whole, evaluated=part.size)
 
 
 def _kept(
-    space: Space, b: Budget, chunk: int, tally: Tally
+    space: Space, b: Budget, chunk: int, tally: Tally, far: float
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """The shapes that keep every cheap limit, family by family and in order."""
     import numpy as np
@@ -188,6 +201,11 @@ def _kept(
     for some in space.chunks(chunk):
         family = space.families[some.index]
         counted = count(family, found[some.index], some.index, some.row, some.depth, b)
+        if b.active is not None:
+            near = np.flatnonzero(abs(counted.active / b.active - 1) <= far)
+            if len(near) < len(counted.row):
+                tally.drop(_active_limit(b), len(counted.row) - len(near))
+                counted = counted.some(near)
         masks = feasibility(counted, b)
         for name, mask in masks.items():
             tally.remove(name, mask)

@@ -52,7 +52,11 @@ class Tally(Struct):
 
     def remove(self, name: str, mask: NDArray[np.bool_]) -> None:
         """Count the shapes a limit removes."""
-        self.removed[name] = self.removed.get(name, 0) + int(mask.size - mask.sum())
+        self.drop(name, int(mask.size - mask.sum()))
+
+    def drop(self, name: str, count: int) -> None:
+        """Count so many shapes that a limit removes."""
+        self.removed[name] = self.removed.get(name, 0) + count
 
     def alone(self, masks: Mapping[str, NDArray[np.bool_]]) -> NDArray[np.intp]:
         """Count the shapes that one limit alone removes; how many limits each shape breaks."""

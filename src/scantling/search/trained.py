@@ -9,22 +9,29 @@ from typing import Any
 
 import msgspec
 
-from scantling.costs.estimate import DAY_S, NODE, TOKENS_PER_MICRO_BATCH
+from scantling.costs.estimate import DAY_S, NODE
+from scantling.errors import FieldError
 from scantling.search.budget import Budget
+from scantling.search.candidate import Candidate
 from scantling.search.objectives import training_plans
 from scantling.search.plan_question import question
 from scantling.search.plans import Plans, answer
 from scantling.spec import Spec
+from scantling.spec.plan import Plan
 from scantling.units import bytes_text
 
 
-def planned(spec: Spec, b: Budget, tokens: float) -> Plans:
+def planned(
+    spec: Spec, b: Budget, tokens: float, *, alone: bool = False, like: Plan | None = None
+) -> Plans:
     """The best plan of a shape on the budget's chips, with the batch the sweep assumes.
 
     Args:
         spec: The shape.
         b: The budget; degrees it gives are kept, all other splits are tried.
         tokens: Its training tokens.
+        alone: As in ``plans.answer``: the same plan sooner, without what a reader of it may ask.
+        like: Likewise.
 
     Example:
         >>> from scantling import catalog
@@ -33,14 +40,23 @@ def planned(spec: Spec, b: Budget, tokens: float) -> Plans:
         >>> planned(catalog.model("llama-3.1-8b"), b, 1e12).fits
         True
     """
+    degrees = {name: getattr(b, name) for name in b.degrees}
     plain = training_plans(b)[0]
-    degrees = {name: n for name in ("tp", "pp", "ep") if (n := getattr(plain, name)) > 1}
-    sequences = max(b.n_gpu, TOKENS_PER_MICRO_BATCH * b.n_gpu // b.train_context)
+    sequences = plain.global_batch
     return answer(question(
         spec, gpu=b.chip, gpus=b.n_gpu, gpus_per_node=min(NODE, b.n_gpu), dtype=b.dtype,
         tokens=max(1, round(tokens)), context=b.train_context, batch=f"{sequences}seqs",
         price=b.price, cp=1, virtual=1, **degrees,
-    ))  # fmt: skip
+    ), alone=alone, like=like)  # fmt: skip
+
+
+def planned_alike(c: Candidate, choice: Plans) -> Plans | None:
+    """The best plan of a row beside the choice; None where its model cannot read the context."""
+    like = None if choice.choice is None else choice.choice.plan
+    try:
+        return planned(c.spec, c.budget, float(c.features.tokens), alone=True, like=like)
+    except FieldError:
+        return None
 
 
 def plan_json(found: Plans) -> dict[str, Any]:
@@ -71,12 +87,28 @@ def plan_text(found: Plans) -> str:
         needs = "" if least is None else f": at least {bytes_text(least)} a chip, it has {room}"
         return f"does not fit {where} in any split{needs}; more chips, or scantling plan"
     p = said["plan"]
-    split = ", ".join(f"{name.upper()} {p[name]}" for name in ("tp", "pp", "dp", "ep")
-                      if p[name] > 1) or "one chip"  # fmt: skip
-    again = "" if p["recompute"] == "none" else f", recompute {p['recompute']}"
-    return (f"{found.verdict} {where} ({split}, ZeRO {p['zero']}{again}): "
+    return (f"{found.verdict} {where} ({split_text(p)}): "
             f"{bytes_text(said['memory_high_bytes'])} of {room} a chip at the upper end, "
             f"MFU {said['mfu']:.0%}, {said['days']:.3g} days")  # fmt: skip
 
 
-__all__ = ["plan_json", "plan_text", "planned"]
+def split_text(p: dict[str, Any], between: str = " ") -> str:
+    """How a plan splits a step: its degrees, what ZeRO shares, what is computed again."""
+    split = [f"{name.upper()}{between}{p[name]}" for name in ("tp", "pp", "dp", "ep")
+             if p[name] > 1] or ["one chip"]  # fmt: skip
+    again = [] if p["recompute"] == "none" else [f"recompute {p['recompute']}"]
+    return f"{between and ','} ".join([*split, f"ZeRO{between}{p['zero']}", *again])
+
+
+def plan_cell(found: Plans | None) -> str:
+    """The days a plan takes and its split, for a table; empty where there is none to find."""
+    if found is None:
+        return ""
+    said = plan_json(found)
+    if said["plan"] is None:
+        return "does not fit"
+    only = "" if found.fits else f", {found.verdict}"
+    return f"{said['days']:.3g}: {split_text(said['plan'], '')}{only}"
+
+
+__all__ = ["plan_cell", "plan_json", "plan_text", "planned", "planned_alike"]

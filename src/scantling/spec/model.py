@@ -114,6 +114,8 @@ class Embeddings(Struct, frozen=True, forbid_unknown_fields=True):
     audio: Audio | None = None
     """Frames of sound are read, not tokens; positions are then as many as the encoder sees."""
     per_layer: PerLayerTables | None = None
+    sines: bool = False
+    """Sine waves of the position are added, computed and not learned (XGLM, M2M-100)."""
 
 
 class Transform(Struct, frozen=True, forbid_unknown_fields=True):

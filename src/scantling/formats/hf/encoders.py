@@ -50,6 +50,7 @@ class Fields(Struct, kw_only=True, forbid_unknown_fields=True):
     project_bias: bool
     narrow: bool
     learned_rows: Dim | None
+    sines: bool
     n_token_type: Dim | None
     encoder_rows: Dim | None
     own_embeddings: bool
@@ -125,7 +126,7 @@ def to_spec(f: Fields) -> Spec:
     embeddings = Embeddings(
         position=None if f.learned_rows is None else LearnedPosition(f.learned_rows, f.narrow),
         d_embed=f.d_embed, project_bias=f.project_bias, n_token_type=f.n_token_type, norm=norm,
-        scale=f.embedding_scale, norm_last=f.embedding_norm == "last",
+        scale=f.embedding_scale, norm_last=f.embedding_norm == "last", sines=f.sines,
     )  # fmt: skip
     encoder = own = None
     if f.n_encoder_layer is not None:
@@ -249,7 +250,8 @@ def _embedding_values(spec: Spec) -> dict[str, Any]:
         "learned_rows": None if e.position is None else e.position.rows,
         "n_token_type": e.n_token_type, "encoder_rows": rows, "own_embeddings": own is not None,
         "n_mel": None if own is None or own.audio is None else own.audio.n_mel,
-        "embedding_norm": norm, "embedding_scale": e.scale, "transform": head.transform,
+        "embedding_norm": norm, "embedding_scale": e.scale, "sines": e.sines,
+        "transform": head.transform,
         "head_bias": head.bias, "head_buffer": head.buffer_bias, "head_scale": head.scale,
     }  # fmt: skip
 

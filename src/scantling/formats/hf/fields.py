@@ -61,6 +61,7 @@ class Fields(Struct, kw_only=True, forbid_unknown_fields=True):
     max_context: Dim | None
     tied: bool
     learned_rows: Dim | None
+    sines: bool
     d_embed: Dim | None
     embedding_norm: bool
     embedding_scale: float | None
@@ -174,7 +175,7 @@ def to_spec(f: Fields) -> Spec:
         ),
         embeddings=Embeddings(
             position=rows, d_embed=f.d_embed, norm=norm if f.embedding_norm else None,
-            scale=f.embedding_scale,
+            scale=f.embedding_scale, sines=f.sines,
         ),
         tied=f.tied,
         head=Head(f.head_bias, f.d_embed is not None, f.head_softcap, f.head_scale),
@@ -402,7 +403,7 @@ def _embedding_values(spec: Spec) -> dict[str, Any]:
         "d_model": spec.d_model, "n_layer": spec.n_layer, "vocab_size": spec.vocab_size,
         "max_context": spec.max_context, "tied": spec.tied,
         "learned_rows": None if e.position is None else e.position.rows, "d_embed": e.d_embed,
-        "embedding_norm": e.norm is not None, "embedding_scale": e.scale,
+        "embedding_norm": e.norm is not None, "embedding_scale": e.scale, "sines": e.sines,
         "head_bias": head.bias, "head_softcap": head.softcap, "head_scale": head.scale,
         "final_norm": spec.decoder.final_norm is not None, "n_mtp": 0,
     }  # fmt: skip

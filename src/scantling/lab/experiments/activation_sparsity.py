@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from scantling.lab.experiments.hidden import hidden
@@ -11,9 +12,6 @@ from scantling.lab.study.design import Measure, Rates, Shape, Study
 
 if TYPE_CHECKING:
     from scantling.lab.study.trial import Trial
-
-ACTIVE = 0.1
-"""A unit is active above this share of the largest of its token."""
 
 
 @experiment("activation-sparsity", "are wider feed-forwards sparser?", 4)
@@ -47,7 +45,6 @@ def activation_sparsity(preset: Preset) -> Study:
 
 def probe(model: Any, task: Any, trial: Trial) -> dict[str, float]:
     """Shares of active hidden units, over layers and tokens."""
-    values = hidden(model, task, trial)
-    largest = values.abs().amax(-1, keepdim=True)
-    tenth = (values.abs() > ACTIVE * largest).double().mean()
-    return {"active": float((values > 0).double().mean()), "active_tenth": float(tenth)}
+    read = hidden(model, task, trial)
+    return {"active": fmean(one.positive for one in read),
+            "active_tenth": fmean(one.active for one in read)}  # fmt: skip

@@ -29,7 +29,7 @@ def ffn_sharing(preset: Preset) -> Study:
         name="ffn-sharing",
         question="What does a feed-forward shared by layers lose, at equal tokens?",
         shapes=(
-            Shape("one each", own),
+            Shape("one each", own, matched={"params": 0.0}),
             Shape("one for all", one),
             Shape("one for two", shared(own, 3)),
             Shape("one for all, as large", wide, matched={

@@ -94,17 +94,12 @@ def probe(model: Any, task: Any, trial: Trial) -> dict[str, float]:
 
 def _ratio(model: Any, task: Any, trial: Trial) -> float:
     """The root mean square over batches of the gradient's norm, last layer over first."""
-    layers = model.decoder.layers
-    ends = {0: 0.0, len(layers) - 1: 0.0}
+    from scantling.lab import probes
+
+    device, first, last = model.table.weight.device, 0.0, 0.0
     for i in range(BATCHES):
-        model.zero_grad(set_to_none=True)
-        tokens, targets = task.batch(trial.steps + i, trial.seed)
-        device = next(model.parameters()).device
-        model.loss(tokens.to(device), targets.to(device)).backward()
-        for at in ends:
-            grads = (p.grad for p in layers[at].parameters() if p.grad is not None)
-            ends[at] += sum(float(g.square().sum()) for g in grads)
-    model.zero_grad(set_to_none=True)
-    first, last = ends.values()
+        tokens, targets = (t.to(device) for t in task.batch(trial.steps + i, trial.seed))
+        norms = probes.gradient_norms(model, tokens, targets)
+        first, last = first + norms[0] ** 2, last + norms[-1] ** 2
     tiny = 1e-30
     return math.sqrt(max(last, tiny) / max(first, tiny))

@@ -25,7 +25,6 @@ def head_width_recall(preset: Preset) -> Study:
         tokens=200_000 if quick else 1_000_000,
         least_tokens=50_000,
         batch=32,
-        context=13,
         rates=Rates(3, 2.0, 1) if quick else Rates(4, 2.0, 2),
         seeds=5 if quick else 10,
         measure=Measure("accuracy", "share of questions answered", "higher", solved=0.9),

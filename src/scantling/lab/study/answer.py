@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -18,6 +18,7 @@ from msgspec.structs import replace
 
 from scantling import executor
 from scantling.costs.count import flops, parameters
+from scantling.errors import FieldError
 from scantling.lab.study import store
 from scantling.lab.study.design import Shape, Study
 from scantling.lab.study.plan import Plan, cost, plan
@@ -27,6 +28,7 @@ from scantling.lab.study.verdict import Arm, Verdict, arm, headline, resolvable,
 
 Say = Callable[[str], None]
 Progress = Callable[[int, int], None]
+Told = TypeVar("Told")
 POLL_S = 0.5
 REPLANS = 3
 """Times a study is planned anew where the machine turns out slower than when it was timed."""
@@ -78,9 +80,10 @@ def answer(
         progress: Called with runs done and runs planned.
 
     Raises:
-        FieldError: If the folder holds something else, or the budget is too short.
+        FieldError: If the folder holds something else or runs on other data, or the budget is too
+            short.
     """
-    begun = time.time()
+    begun, study = time.time(), study.check()
     found, data, n = planned(study, runner, folder, budget_s=budget_s, engine=engine,
                              workers=workers, fresh=fresh, say=say)  # fmt: skip
     for again in reversed(range(REPLANS + 1)):
@@ -108,21 +111,32 @@ def planned(
     Five steps of every shape are timed, unless the folder has a plan for this budget.
 
     Raises:
-        FieldError: If the folder holds something else, or the budget is too short.
+        FieldError: If the folder holds something else or runs on other data, or the budget is too
+            short.
     """
     executor.check(engine, workers)
-    study.check()
+    study = study.check()
     if fresh and (folder / store.STUDY).exists():
         shutil.rmtree(folder)
     store.open_folder(folder, study)
     n = workers or (1 if engine == "here" else executor.cores())
     found = store.read(folder / store.PLAN, Plan)
     data = store.read(folder / store.DATA, dict[str, Data])
-    if found is None or data is None or found.budget_s != budget_s:
-        say(f"timing five steps of {len(study.shapes)} shapes")
-        data = _data(study, runner)
-        found = plan(study, _paces(study, runner, engine, n), n, budget_s)
+    if data is None:
+        data = _by_tokenizer(study, runner.data)
+        if study.measure.name == "bits_per_byte" and None in {
+            one.bytes_per_token for one in data.values()
+        }:
+            raise FieldError(
+                "measure", "bits_per_byte", f"is not known of {study.data}", "use loss"
+            )
         store.write(folder / store.DATA, data)
+    elif _by_tokenizer(study, runner.data_hash) != {n: one.hash for n, one in data.items()}:
+        raise FieldError("data", study.data, "has changed since this study began on it",
+                         "bring it back, give another folder, or --fresh")  # fmt: skip
+    if found is None or found.budget_s != budget_s:
+        say(f"timing five steps of {len(study.shapes)} shapes")
+        found = plan(study, _paces(study, runner, engine, n), n, budget_s)
         store.write(folder / store.PLAN, found)
     for line in found.lines(study):
         say(line)
@@ -139,13 +153,15 @@ def _slower(study: Study, old: Plan, slow: float, left_s: float) -> Plan:
     return replace(found, budget_s=old.budget_s)
 
 
-def _data(study: Study, runner: Runner) -> dict[str, Data]:
-    """What the data of each shape is; shapes with one tokenizer share it."""
-    known: dict[str, Data] = {}
+def _by_tokenizer(study: Study, asked: Callable[[Trial], Told]) -> dict[str, Told]:
+    """What is asked of the data of each shape; shapes with one tokenizer share it."""
+    known: dict[str, Told] = {}
     found = {}
     for shape in study.shapes:
         trial = _first(study, shape)
-        found[shape.name] = known.setdefault(trial.tokenizer, runner.data(trial))
+        if trial.tokenizer not in known:
+            known[trial.tokenizer] = asked(trial)
+        found[shape.name] = known[trial.tokenizer]
     return found
 
 
@@ -238,23 +254,38 @@ def _judged(
     return result
 
 
+def _flops_a_token(trial: Trial) -> float:
+    return float(flops(trial.spec, 1, trial.context).train) / trial.context
+
+
+def _flops_off(study: Study, planned: Plan) -> dict[str, dict[str, float]]:
+    """How far runs of shapes with tokens of their own are from equal FLOPs, after whole steps."""
+    if all(s.share == 1 for s in study.shapes):
+        return {}
+    trials = {s.name: study.trial(s, 0.0, 0, planned.tokens) for s in study.shapes}
+    own = {n: _flops_a_token(t) * t.steps * t.batch * t.context for n, t in trials.items()}
+    first = own[study.shapes[0].name]
+    return {n: {"flops of a run": round(total / first - 1, 4)} for n, total in own.items()}
+
+
 def result_json(found: Answer) -> dict[str, Any]:
     """An answer for programs, and for the report: everything but the specs of every run.
 
     Runs are in the table ``runs.jsonl`` beside it.
     """
     by_name = {s.name: s for s in found.study.shapes}
+    flops_off = _flops_off(found.study, found.plan)
     shapes = []
     for one in found.arms:
         shape = by_name[one.shape]
         p = parameters(shape.spec)
         trial = found.study.trial(shape, 0.0, 0, found.plan.tokens)
         shapes.append({
-            **msgspec.to_builtins(one), "param": shape.param, "matched": shape.matched,
+            **msgspec.to_builtins(one), "param": shape.param,
+            "matched": {**shape.matched, **flops_off.get(shape.name, {})},
             "params": {"total": int(p.total), "body": int(p.body)},
             "n_layer": int(shape.spec.n_layer), "d_model": int(shape.spec.d_model),
-            "train_flops_per_token": float(
-                flops(shape.spec, 1, trial.context).train) / trial.context,
+            "train_flops_per_token": _flops_a_token(trial),
             "tokens": trial.steps * trial.batch * trial.context,
             "seconds": sum(r.outcome.seconds for r in found.records if r.shape == one.shape),
         })  # fmt: skip

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Literal
+import math
+from typing import Literal, get_args
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
-from scantling.errors import FieldError
+from scantling.errors import FieldError, UnknownNameError
+from scantling.lab import stats
+from scantling.lab.corpus import GENERATED
+from scantling.lab.default_rate import default_rate
 from scantling.lab.study.trial import Param, Trial
+from scantling.lab.torch_needed import need_torch
 from scantling.spec import Spec
 
 LEAST_SEEDS = 3
 """Fewer give no interval worth the name."""
-TUNED_STEPS, TUNED_WIDTH, TUNED_RATE, TUNED_MUP = 600, 64, 3e-3, 2.0**-7
-"""Where the grid of rates is centred: the best rate of a small model was seen at 3e-3 for width 64
-and 600 steps, 8e-3 for 200 steps, and to fall at least as fast as the inverse of the width."""
 
 
 class Shape(Struct, frozen=True):
@@ -31,7 +34,7 @@ class Shape(Struct, frozen=True):
     share: float = 1.0
     """Tokens of its runs over those of the study: for equal FLOPs or time."""
     rate: float | None = None
-    """The middle of its grid; None is the rule of ``centre``."""
+    """The middle of its grid; None is that of ``default_rate``."""
     matched: dict[str, float] = {}
     """What was made equal, with how far it is from it: ``{"body": 0.012}``."""
 
@@ -107,8 +110,20 @@ class Study(Struct, frozen=True):
 
     def grid(self, shape: Shape, tokens: int) -> list[float]:
         """The rates of a shape, from low to high, as three digits that can be typed."""
-        middle = shape.rate or centre(shape, self.trial(shape, 0.0, 0, tokens).steps)
+        steps = self.trial(shape, 0.0, 0, tokens).steps
+        middle = shape.rate or default_rate(shape.spec, steps, shape.param)
         return [float(f"{rate:.3g}") for rate in self.rates.grid(middle)]
+
+    @property
+    def pairs(self) -> int:
+        """Comparisons it makes."""
+        return math.comb(len(self.shapes), 2)
+
+    @property
+    def least_seeds(self) -> int:
+        """Seeds below which it can say nothing: shares of solved ones need more than means."""
+        shares = self.measure.solved is not None
+        return max(LEAST_SEEDS, stats.least_for_shares(self.pairs) if shares else 0)
 
     @property
     def hash(self) -> str:
@@ -117,41 +132,64 @@ class Study(Struct, frozen=True):
         return hashlib.sha256(told.encode()).hexdigest()[:16]
 
     def check(self) -> Study:
-        """The study, if it can be answered.
+        """The study with the context of its data, if it can be answered.
 
         Raises:
-            FieldError: If it has fewer than two shapes, fewer than three seeds, or two shapes of
-                one name.
+            FieldError: If it has fewer than two shapes, fewer than three seeds, two shapes of one
+                name, or a measure that says nothing of them.
         """
+        own = context_of(self.data)
+        if own not in {None, self.context}:
+            return replace(self, context=own).check()
         names = [s.name for s in self.shapes]
         if len(names) < 2:
             raise FieldError("shapes", len(names), "compare nothing", "give at least 2")
         if len(set(names)) < len(names):
             twice = next(n for n in names if names.count(n) > 1)
             raise FieldError("shapes", twice, "is the name of two shapes")
+        tokenizers = {s.tokenizer or self.tokenizer for s in self.shapes}
+        if len(tokenizers) > 1 and self.measure.name == "loss":
+            raise FieldError("measure", "loss", "is nats a token, and tokens of "
+                             f"{' and '.join(sorted(tokenizers))} differ",
+                             "use bits_per_byte")  # fmt: skip
+        if self.measure.solved is not None and self.measure.better == "lower":
+            raise FieldError("solved", self.measure.solved, "counts values from there on, but "
+                             f"lower {self.measure.name} is better", "use accuracy")  # fmt: skip
         if self.seeds < LEAST_SEEDS:
             raise FieldError("seeds", self.seeds, "are too few for an interval",
                              f"at least {LEAST_SEEDS}")  # fmt: skip
-        if self.rates.n < 1 or self.rates.step <= 1:
-            raise FieldError("rates", self.rates.n, "must be at least 1, a factor above 1 apart")
+        if self.seeds < self.least_seeds:
+            raise FieldError("seeds", self.seeds, "are too few: not even all solved against none "
+                             "would count as different",
+                             f"at least {self.least_seeds}")  # fmt: skip
+        self._check_rates()
         if self.tokens < self.batch * self.context:
             raise FieldError("tokens", self.tokens, "are less than one batch of "
                              f"{self.batch * self.context:,}")  # fmt: skip
         return self
 
+    def _check_rates(self) -> None:
+        rates = self.rates
+        if rates.n < 1 or not 1 < rates.step < math.inf:
+            raise FieldError("rates", rates.n, "must be at least 1, a factor above 1 apart")
+        if rates.extend < 0:
+            raise FieldError("rates.extend", rates.extend, "must not be below 0")
+        for s in self.shapes:
+            if s.param not in get_args(Param):
+                raise UnknownNameError("param", s.param, get_args(Param))
+            if s.rate is not None and not 0 < s.rate < math.inf:
+                raise FieldError("rate", s.rate, "must be above 0 and finite")
 
-def centre(shape: Shape, steps: int) -> float:
-    """The middle of a grid of rates.
 
-    Under the standard parametrisation 3e-3 (64 / D) (600 / steps)^0.9, with the steps held between
-    150 and 2,400; under muP and CompleteP 2⁻⁷ whatever the width.
+def context_of(data: str) -> int | None:
+    """Tokens of a sequence of a generated task; None of a text, which can be cut anyhow.
 
-    Example:
-        >>> from scantling import catalog
-        >>> small = Shape("a", catalog.model("gpt2"))
-        >>> centre(small, 600), centre(small, 150) / centre(small, 600)
-        (0.00025, 3.4822022531844965)
+    Raises:
+        FieldError: If there is no such task, or no torch to make it.
     """
-    sp = shape.param == "sp"
-    rate = TUNED_RATE * TUNED_WIDTH / int(shape.spec.d_model) if sp else TUNED_MUP
-    return rate * float((TUNED_STEPS / min(max(steps, 150), 2400)) ** 0.9)
+    if data.partition(":")[0] not in GENERATED:
+        return None
+    need_torch()
+    from scantling.lab.data import task
+
+    return task(data).context

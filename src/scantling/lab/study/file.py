@@ -6,15 +6,16 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from msgspec.structs import replace
 
 from scantling.catalog import load
-from scantling.errors import FieldError, ScantlingError, nearest
+from scantling.errors import FieldError, ScantlingError, UnknownNameError, nearest
 from scantling.lab.match import iso
 from scantling.lab.scaled import scaled
-from scantling.lab.study.design import Measure, Rates, Shape, Study
+from scantling.lab.study.design import Measure, Rates, Shape, Study, context_of
 from scantling.spec import check, vary
-from scantling.units import parse_count
+from scantling.units import parse_count, parse_seconds
 
 MEASURES = {
     "loss": Measure(),
@@ -23,6 +24,12 @@ MEASURES = {
 }
 COUNTS = ("tokens", "least_tokens", "batch", "context", "seeds")
 TEXTS = ("name", "question", "data", "tokenizer", "optimizer", "schedule", "expected", "caveat")
+WORDS = {
+    str: "a text", int: "a whole number", float: "a number",
+    dict[str, int | bool]: "a table of numbers",
+    list[dict[str, Any]]: "tables, each under [[shapes]]",
+}  # fmt: skip
+"""What a key takes, for those who wrote something else."""
 KEYS = (*TEXTS, *COUNTS, "measure", "solved", "rates", "iso", "scale", "shapes")
 SHAPE_KEYS = ("model", "name", "set", "param", "rate", "tokenizer")
 
@@ -44,21 +51,35 @@ def read_study(path: Path) -> Study:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise FieldError("study", str(path), f"is no TOML: {error}") from None
     _known(told, KEYS, "")
-    fields: dict[str, Any] = {k: str(told[k]) for k in TEXTS if k in told}
+    fields: dict[str, Any] = {k: _as(told[k], str, k) for k in TEXTS if k in told}
     fields |= {k: _count(told[k], k) for k in COUNTS if k in told}
     fields.setdefault("name", path.stem)
     fields.setdefault("question", "Which of these shapes has the lowest loss?")
     fields.setdefault("data", "code")
     fields.setdefault("tokens", 300_000)
+    own = context_of(fields["data"])
+    if own is not None and fields.setdefault("context", own) != own:
+        raise FieldError("context", fields["context"], f"is {own} with the knobs of data",
+                         "change the knobs")  # fmt: skip
     if "rates" in told:
         rates = _table(told, "rates")
         _known(rates, Rates.__struct_fields__, "rates.")
-        fields["rates"] = Rates(**rates)
-    name = told.get("measure", "accuracy" if "solved" in told else "loss")
-    if name not in MEASURES:
-        raise FieldError("measure", name, "is not known", f"use {', '.join(MEASURES)}")
-    fields["measure"] = replace(MEASURES[name], solved=told.get("solved"))
+        kinds = {"n": int, "step": float, "extend": int}
+        fields["rates"] = Rates(**{k: _as(v, kinds[k], f"rates.{k}") for k, v in rates.items()})
+    fields["measure"] = _measure(told)
     return Study(shapes=_shapes(told, path, fields), **fields).check()
+
+
+def _measure(told: dict[str, Any]) -> Measure:
+    name = _as(told.get("measure", "accuracy" if "solved" in told else "loss"), str, "measure")
+    if name not in MEASURES:
+        raise UnknownNameError("measure", name, MEASURES)
+    if "solved" not in told:
+        return MEASURES[name]
+    solved = _as(told["solved"], float, "solved")
+    if not 0 < solved <= 1:
+        raise FieldError("solved", solved, "must be a share, above 0 and at most 1")
+    return replace(MEASURES[name], solved=solved)
 
 
 def _shapes(told: dict[str, Any], path: Path, fields: dict[str, Any]) -> tuple[Shape, ...]:
@@ -70,12 +91,19 @@ def _shapes(told: dict[str, Any], path: Path, fields: dict[str, Any]) -> tuple[S
         if not isinstance(given.get("n_layer"), list):
             raise FieldError("iso.n_layer", given.get("n_layer"), "must list depths",
                              "n_layer = [2, 4, 8]")  # fmt: skip
+        depths = [_count(n, "iso.n_layer") for n in given["n_layer"]]
         wanted: dict[str, Any] = {
             k: _count(given[k], f"iso.{k}") for k in ("body", "params", "flops") if k in given
         }
-        other = {k: given[k] for k in ("time", "chip") if k in given}
-        return iso(given["n_layer"], context=fields.get("context", 64), **wanted, **other)
-    shapes = tuple(_shape(one, path.parent) for one in told["shapes"])
+        if "time" in given:
+            wanted["time"] = parse_seconds(given["time"], "iso.time")
+        if "chip" in given:
+            wanted["chip"] = _as(given["chip"], str, "iso.chip")
+        runs = {k: fields[k] for k in ("batch", "context") if k in fields}
+        return iso(depths, **runs, **wanted)
+    shapes = tuple(
+        _shape(one, path.parent) for one in _as(told["shapes"], list[dict[str, Any]], "shapes")
+    )
     if "scale" in told:
         given = _table(told, "scale")
         _known(given, ("body", "n_layer", "vocab_size"), "scale.")
@@ -87,20 +115,29 @@ def _shape(one: dict[str, Any], folder: Path) -> Shape:
     _known(one, SHAPE_KEYS, "shapes.")
     if "model" not in one:
         raise FieldError("shapes.model", None, "must name a model or a config beside the file")
-    beside = folder / str(one["model"])
-    model = str(beside) if beside.exists() else str(one["model"])
+    kinds = {"set": dict[str, int | bool], "param": str, "tokenizer": str, "rate": float}
+    given = {k: _as(one[k], kind, f"shapes.{k}") for k, kind in kinds.items() if k in one}
+    name = _as(one["model"], str, "shapes.model")
+    beside = folder / name
     try:
-        spec = load(model).spec
-        if "set" in one:
-            spec = check(vary(spec, **one["set"]))
+        spec = load(str(beside) if beside.exists() else name).spec
+        if "set" in given:
+            spec = check(vary(spec, **given.pop("set")))
     except ScantlingError as error:
-        raise FieldError("shapes.model", one["model"], f"cannot be read: {error}") from None
-    rest = {k: one[k] for k in ("param", "tokenizer", "rate") if k in one}
-    return Shape(str(one.get("name", Path(str(one["model"])).stem)), spec, **rest)
+        raise FieldError("shapes.model", name, f"cannot be read: {error}") from None
+    return Shape(_as(one.get("name", Path(name).stem), str, "shapes.name"), spec, **given)
 
 
 def _count(value: Any, field: str) -> int:
     return int(parse_count(value, field))
+
+
+def _as(value: Any, kind: Any, field: str) -> Any:
+    """A value as what a key takes; numbers may be written as text."""
+    try:
+        return msgspec.convert(value, kind, strict=False)
+    except msgspec.ValidationError:
+        raise FieldError(field, value, f"must be {WORDS[kind]}") from None
 
 
 def _table(told: dict[str, Any], key: str) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from scantling.costs.fit import largest
 from scantling.errors import FieldError
-from scantling.lab.study.design import LEAST_SEEDS, Shape, Study
+from scantling.lab.study.design import Shape, Study
 from scantling.lab.study.trial import Pace
 from scantling.units import count_text, seconds_text
 
@@ -89,8 +89,9 @@ def plan(
 ) -> Plan:  # fmt: skip
     """A study that fits a budget: fewer tokens first, then fewer shapes, then fewer seeds.
 
-    Seeds are never fewer than three, and shapes never fewer than two. Half of what grids may grow
-    by is planned for; a grid that would grow when the time is up stays as it is.
+    Seeds are never fewer than the study needs, three or more, and shapes never fewer than two.
+    Half of what grids may grow by is planned for; a grid that would grow when the time is up stays
+    as it is.
 
     Args:
         study: What is asked for.
@@ -127,14 +128,14 @@ def plan(
     while likely(least) > room:
         if len(shapes) > 2:
             dropped.insert(0, shapes.pop().name)
-        elif seeds > LEAST_SEEDS:
+        elif seeds > study.least_seeds:
             seeds -= 1
         elif smallest:
             break
         else:
             need = likely(least) / RESERVE
             raise FieldError("budget", minutes(budget_s), "is too short: two shapes at "
-                             f"{LEAST_SEEDS} seeds and {count_text(least)} tokens take "
+                             f"{study.least_seeds} seeds and {count_text(least)} tokens take "
                              f"{minutes(need)}", f"give {minutes(need * 1.05)}")  # fmt: skip
     tokens = study.tokens
     if likely(tokens) > room:

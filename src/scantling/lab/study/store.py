@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -11,6 +10,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from scantling.errors import FieldError
+from scantling.lab import whole_file
 from scantling.lab.study.design import Study
 from scantling.lab.study.trial import Record
 
@@ -21,15 +21,9 @@ STUDY, PLAN, DATA, RUNS, TABLE, RESULT = (
 
 
 def write(path: Path, value: Any) -> None:
-    """A file that is there whole or not at all: written beside, then renamed."""
-    text = value if isinstance(value, str) else _encoded(value)
-    beside = path.with_name(f"{path.name}.{os.getpid()}.part")
-    beside.write_text(text, encoding="utf-8")
-    beside.replace(path)
-
-
-def _encoded(value: Any) -> str:
-    return json.dumps(msgspec.to_builtins(value), indent=1, ensure_ascii=False) + "\n"
+    """Write a value as JSON."""
+    text = json.dumps(msgspec.to_builtins(value), indent=1, ensure_ascii=False) + "\n"
+    whole_file.write(path, text.encode())
 
 
 def read(path: Path, kind: type[T]) -> T | None:
@@ -55,19 +49,25 @@ def open_folder(folder: Path, study: Study) -> Path:
     if folder.exists() and not folder.is_dir():
         raise FieldError("--out", str(folder), "is a file", "give a folder")
     old = read(folder / STUDY, Study)
-    if old is None and folder.is_dir() and any(folder.iterdir()):
+    if old is None and folder.is_dir() and not all(map(_of_a_beginning, folder.iterdir())):
         raise FieldError("--out", str(folder), "holds something that is no study",
                          "give an empty folder")  # fmt: skip
     if old is not None and old.hash != study.hash:
         raise FieldError("--out", str(folder), f"holds another study, {old.name} of other shapes, "
                          "data, rates or seeds", "give another folder, or --fresh")  # fmt: skip
     try:
-        (folder / RUNS).mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
+        if old is None:
+            write(folder / STUDY, study)
+        (folder / RUNS).mkdir(exist_ok=True)
     except OSError as error:
         raise FieldError("--out", str(folder), f"cannot be made: {error.strerror}") from None
-    if old is None:
-        write(folder / STUDY, study)
     return folder
+
+
+def _of_a_beginning(path: Path) -> bool:
+    """Whether a study that was killed while it made its folder leaves this."""
+    return path.suffix == whole_file.PART or (path.name == RUNS and not any(path.iterdir()))
 
 
 def keep(folder: Path, record: Record) -> None:
@@ -91,4 +91,4 @@ def write_table(folder: Path, records: Iterable[Record]) -> None:
     A record that stands in several studies is the same run.
     """
     rows = [r.row for r in records if r.outcome.failed is None]
-    write(folder / TABLE, "".join(json.dumps(row) + "\n" for row in rows))
+    whole_file.write(folder / TABLE, "".join(json.dumps(row) + "\n" for row in rows).encode())

@@ -8,11 +8,12 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from scantling.lab.stats import mean
 from scantling.lab.study import store
 from scantling.lab.study.design import Shape, Study
-from scantling.lab.study.trial import Data, Outcome, Pace, Record, Runner, code_version, key
+from scantling.lab.study.trial import Data, Outcome, Pace, Record, Runner, code_of, key
 
 
 class ShapeJob(Struct, frozen=True):
@@ -94,7 +95,7 @@ def _one(
     study: Study, runner: Runner, job: ShapeJob, rate: float, seed: int, new: list[Record]
 ) -> Record | None:  # fmt: skip
     """The run of a rate and seed: kept, or run now; None where the time is up."""
-    trial = study.trial(job.shape, rate, seed, job.tokens)
+    trial = replace(study.trial(job.shape, rate, seed, job.tokens), data_hash=job.data.hash)
     name = key(trial, job.data, runner.name)
     folder = Path(job.folder)
     old = store.kept(folder, name)
@@ -103,7 +104,7 @@ def _one(
     if job.until is not None and time.time() > job.until:
         return None
     outcome = runner.run(trial)
-    found = Record(name, job.shape.name, trial, outcome, code_version(trial.probe))
+    found = Record(name, job.shape.name, trial, outcome, code_of(trial))
     if folder.is_dir():  # on another machine the caller keeps it
         store.keep(folder, found)
     new.append(found)

@@ -5,24 +5,21 @@ from __future__ import annotations
 import functools
 import math
 import time
-from collections import Counter
-from collections.abc import Mapping
 from dataclasses import replace
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from importlib.metadata import version
+from importlib.util import find_spec
+from typing import Any
 
+from scantling.errors import FieldError
 from scantling.lab.study.trial import Data, Outcome, Pace, Trial
-
-if TYPE_CHECKING:
-    from scantling.lab.data import Windows
 
 TIMED_STEPS, TIMED_S, MOST_STEPS = 5, 3.0, 150
 """Steps that are timed, more of them until so many seconds are sampled: what else the machine does
 comes in bursts longer than a step."""
 JUDGED = {"choose": 2**14, "report": 2**15}
-"""Tokens that slices of a text are judged on: the same ones for all runs, so that what chance put
-in them is in no difference. Judging all of a slice would take as long as a small run."""
-UNIGRAM_BATCHES = 16
+"""Tokens that slices of a text are judged on in a study: the same ones for all runs, so that what
+chance put in them is in no difference. Judging more would take as long as a small run."""
 
 
 class Training:
@@ -33,23 +30,36 @@ class Training:
         threads: Of each process on a CPU.
     """
 
-    name = "train"
-
     def __init__(self, device: str | None = None, threads: int = 1) -> None:
         self.device, self.threads = device, threads
 
+    @property
+    def name(self) -> str:
+        """The device and the versions of libraries: other ones give other numbers."""
+        import torch
+
+        from scantling.lab.distributed import world
+
+        device = world(self.device).device
+        on = f"{self.threads} threads"
+        if device.type == "cuda":
+            on = torch.cuda.get_device_name(device)
+        tokenizers = version("tokenizers") if find_spec("tokenizers") else None
+        return f"train {device.type} {on} torch {torch.__version__} tokenizers {tokenizers}"
+
     def data(self, trial: Trial) -> Data:
         """The data's hash, and what a model without context would lose on it."""
-        from scantling.lab.tasks import IGNORED
+        from scantling.lab.unigram import unigram_loss
 
-        one = _task(trial.data, trial.batch, trial.context, trial.tokenizer)
-        counts = Counter[int]()
-        for step in range(UNIGRAM_BATCHES):
-            counts.update(one.batch(step, 0)[1].flatten().tolist())
-        del counts[IGNORED]
-        total = counts.total()
-        unigram = -sum(n / total * math.log(n / total) for n in counts.values())
-        return Data(one.hash, one.vocab_size, one.bytes_per_token, unigram, one.floor_bits_per_byte)
+        one = _task(trial)
+        return Data(one.hash, one.vocab_size, one.bytes_per_token, unigram_loss(one),
+                    one.floor_bits_per_byte)  # fmt: skip
+
+    def data_hash(self, trial: Trial) -> str:
+        """The hash alone; a text is not cut into tokens for it."""
+        from scantling.lab.data import text_hash
+
+        return text_hash(trial.data, trial.tokenizer) or str(_task(trial).hash)
 
     def pace(self, trial: Trial) -> Pace:
         """Time five steps, building and judging apart."""
@@ -72,7 +82,7 @@ class Training:
         """Train, judge on both slices, probe."""
         begun = time.perf_counter()
         self._begin(trial)
-        found = self._train(trial, tokens=max(trial.tokens, trial.steps * self._step(trial)))
+        found = self._train(trial, steps=trial.steps)
         row = found.row()
         if found.why:
             seconds = time.perf_counter() - begun
@@ -90,44 +100,37 @@ class Training:
 
         if self.device != "cuda":
             torch.set_num_threads(self.threads)
-        _task(trial.data, trial.batch, trial.context, trial.tokenizer)
-
-    def _step(self, trial: Trial) -> int:
-        one = _task(trial.data, trial.batch, trial.context, trial.tokenizer)
-        return int(one.batch_size * one.context)
+        _task(trial)
 
     def _train(self, trial: Trial, **length: Any) -> Any:
         from scantling.lab.train import TrainingRun, train
 
         return train(TrainingRun(
             spec=trial.spec, lr=trial.rate, schedule=trial.schedule, optimizer=trial.optimizer,
-            seed=trial.seed, param=trial.param, device=self.device,
-            data=_task(trial.data, trial.batch, trial.context, trial.tokenizer), **length,
+            seed=trial.seed, param=trial.param, device=self.device, data=_task(trial), **length,
         ))  # fmt: skip
 
 
-@functools.lru_cache(4)
-def _task(data: str, batch: int, context: int, tokenizer: str) -> Any:
-    """A task, kept: cutting a corpus into tokens takes longer than a small run.
+def _task(trial: Trial) -> Any:
+    """The task of a trial, whose data is what the study began with.
 
-    The length of a generated task follows from its knobs.
+    Raises:
+        FieldError: If it is not: changed since, or another on this machine.
     """
+    one = _kept_task(trial.data, trial.batch, trial.context, trial.tokenizer)
+    if trial.data_hash not in {None, one.hash}:
+        raise FieldError("data", trial.data, "is not what this study began with",
+                         "all runs of a study read the same")  # fmt: skip
+    return one
+
+
+@functools.lru_cache(4)
+def _kept_task(data: str, batch: int, context: int, tokenizer: str) -> Any:
+    """A task, kept: cutting a corpus into tokens takes longer than a small run."""
     from scantling.lab.data import TextTask, task
-    from scantling.lab.tasks import TASKS
 
-    made = data.partition(":")[0] in TASKS
-    one = task(data, batch, None if made else context, tokenizer)
-    return replace(one, slices=_fewer(one.slices, context)) if isinstance(one, TextTask) else one
-
-
-def _fewer(slices: Mapping[str, Windows], context: int) -> dict[str, Windows]:
-    """The slices that are judged on thinned out evenly."""
-    found = dict(slices)
-    for name, tokens in JUDGED.items():
-        starts = slices[name].starts
-        every = max(len(starts) * context // tokens, 1)
-        found[name] = replace(slices[name], starts=starts[::every])
-    return found
+    one = task(data, batch, context, tokenizer)
+    return replace(one, judged_tokens=JUDGED) if isinstance(one, TextTask) else one
 
 
 def _probed(trial: Trial, found: Any) -> dict[str, float]:

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
-from importlib import import_module
-from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import msgspec
 from msgspec import Struct
 
-from scantling import __version__
+from scantling.lab.version import code_version
 from scantling.spec import Spec
-
-LAB = Path(__file__).parents[1]
-
 
 Param = Literal["sp", "mup", "completep"]
 
@@ -37,6 +31,8 @@ class Trial(Struct, frozen=True):
     schedule: str = "cosine"
     probe: str | None = None
     """``module:function``, from (model, task, trial) to further measures of the trained model."""
+    data_hash: str | None = None
+    """What its data must be; None where the study only asks for it."""
 
     @property
     def steps(self) -> int:
@@ -79,17 +75,22 @@ class Data(Struct, frozen=True):
     vocab_size: int
     bytes_per_token: float | None = None
     unigram: float | None = None
-    """Entropy of single tokens, nats: a model that knows no context is not better."""
+    """Loss on held-out data of a model that knows how often each token is, and no context."""
     floor_bits_per_byte: float | None = None
 
 
 class Runner(Protocol):
     """How a trial is run; sent to every worker once."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """What makes its results its own, beside trial and code."""
 
     def data(self, trial: Trial) -> Data:
         """What its data is."""
+
+    def data_hash(self, trial: Trial) -> str:
+        """The hash of its data as it is now."""
 
     def pace(self, trial: Trial) -> Pace:
         """Seconds, from five steps."""
@@ -98,24 +99,14 @@ class Runner(Protocol):
         """Train and judge it."""
 
 
-@functools.cache
-def code_version(probe: str | None = None) -> str:
-    """The version of what makes a run: the package's, and a hash of the sources that train.
-
-    A run is only reused while neither has changed; studies themselves may.
-    """
-    found = hashlib.sha256(__version__.encode())
-    for path in sorted([*LAB.glob("*.py"), LAB / "study" / "training.py"]):
-        found.update(path.read_bytes())
-    if probe is not None:
-        source = import_module(probe.partition(":")[0]).__file__
-        found.update(Path(source or "").read_bytes())
-    return f"{__version__}+{found.hexdigest()[:12]}"
+def code_of(trial: Trial) -> str:
+    """The version of the code that makes a run, its probe included."""
+    return code_version(trial.probe and trial.probe.partition(":")[0])
 
 
 def key(trial: Trial, data: Data, runner: str) -> str:
-    """The content hash of a run: spec, task, optimiser, seed, data and code version."""
-    told = [msgspec.to_builtins(trial), data.hash, runner, code_version(trial.probe)]
+    """The content hash of a run: spec, task, optimiser, seed, data, code and machine."""
+    told = [msgspec.to_builtins(trial), data.hash, runner, code_of(trial)]
     return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:24]
 
 

@@ -11,13 +11,17 @@ from msgspec import Struct
 
 from scantling.lab import stats
 from scantling.lab.stats import Contrast, Interval
-from scantling.lab.study.design import LEAST_SEEDS, Measure, Study
+from scantling.lab.study.design import Measure, Study
 from scantling.lab.study.sweep import Swept, at_edge, best_rate
 from scantling.lab.study.trial import Data, Record
 
 UNTRAINED = 0.97
-"""A loss above this share of the entropy of single tokens has learned nothing of their order."""
+"""A loss above this share of that of single tokens has learned nothing of their order."""
 LEVEL = 0.05
+SEEDS, SEEDS_OF_SHARES = 1000, 100
+"""Seeds beyond which nobody is told how many it takes."""
+OWN = {"loss", "bits_per_byte", "accuracy"}
+"""Measures of how well a model was trained, which the learning rate decides; others are probes'."""
 
 
 class Arm(Struct, frozen=True):
@@ -63,7 +67,7 @@ def arm(study: Study, swept: Swept, data: Data) -> Arm:
     if swept.lost:
         return Arm(swept.shape, None, swept.rates, (), None,
                    unresolved="every worker died that ran it, out of memory or killed")  # fmt: skip
-    if len(whole) < LEAST_SEEDS:
+    if len(whole) < study.least_seeds:
         return Arm(swept.shape, None, swept.rates, (), None,
                    unresolved=f"time was up after {len(whole)} of {study.seeds} seeds")  # fmt: skip
     best = best_rate(records)
@@ -81,7 +85,7 @@ def arm(study: Study, swept: Swept, data: Data) -> Arm:
         swept.shape, best, swept.rates, chosen, edge, values, _interval(values, study.measure),
         {m.name: _values(at_best, m) for m in study.also},
         None if solved is None else sum(v >= solved for v in values),
-        _doubt(study, at_best, edge, data),
+        _doubt(study, at_best, swept.rates, edge, data),
     )  # fmt: skip
 
 
@@ -106,8 +110,11 @@ def _interval(values: Sequence[float], measure: Measure) -> Interval:
 
 
 def _doubt(
-    study: Study, at_best: Sequence[Record], edge: str | None, data: Data
+    study: Study, at_best: Sequence[Record], rates: Sequence[float], edge: str | None,
+    data: Data,
 ) -> str | None:  # fmt: skip
+    if len(rates) == 1 < len(study.shapes) and study.measure.name in OWN:
+        return "one rate tried: which shape is better depends on it"
     if edge is not None:
         end = "highest" if edge == "upper" else "lowest"
         return f"edge: its best rate {at_best[0].trial.rate:g} is the {end} tried"
@@ -131,8 +138,7 @@ def verdicts(study: Study, arms: Sequence[Arm]) -> list[Verdict]:
              for p in itertools.combinations(clear, 2)]  # fmt: skip
     contrasts = [_contrast(a, b, study.measure) for a, b in pairs]
     adjusted = stats.holm([c.p for c in contrasts])
-    sd = spread(study, arms)
-    found = [_verdict(a, b, c, p, study.measure, sd, len(pairs))
+    found = [_verdict(a, b, c, p, study.measure, _spread_of(a, b, study.measure), len(pairs))
              for (a, b), c, p in zip(pairs, contrasts, adjusted, strict=True)]  # fmt: skip
     for a, b in itertools.combinations(arms, 2):
         doubts = [f"{x.shape} {x.unresolved}" for x in (a, b) if x.unresolved is not None]
@@ -143,16 +149,30 @@ def verdicts(study: Study, arms: Sequence[Arm]) -> list[Verdict]:
 
 
 def spread(study: Study, arms: Sequence[Arm]) -> float | None:
-    """The standard deviation between seeds, over all arms; of logarithms for a ratio."""
+    """The standard deviation between seeds, over all arms that are clear; logarithms of a ratio."""
     if study.measure.solved is not None:
         return None
-    known = [[_scale(study.measure)(v) for v in a.seeds] for a in arms if len(a.seeds) > 1]
+    known = [[_scale(study.measure)(v) for v in a.seeds] for a in arms if a.unresolved is None]
     return stats.pooled(known) if known else None
 
 
+def _spread_of(a: Arm, b: Arm, measure: Measure) -> float | None:
+    """The same of two arms alone: others may be noisier."""
+    if measure.solved is not None:
+        return None
+    scale = _scale(measure)
+    return stats.pooled([[scale(v) for v in one.seeds] for one in (a, b)])
+
+
 def resolvable(study: Study, arms: Sequence[Arm], pairs: int) -> float | None:
-    """The effect that this design sees four times of five; a factor for a ratio."""
+    """The effect that this design sees four times of five; a factor for a ratio.
+
+    Of shares of solved seeds the least difference that it can tell apart at all.
+    """
     sd, n = spread(study, arms), min((len(a.seeds) for a in arms if a.seeds), default=0)
+    if study.measure.solved is not None:
+        apart = stats.separable(n, max(pairs, 1))
+        return None if apart is None else apart / n
     if sd is None or n < 2:
         return None
     effect = stats.resolvable(sd, n, max(pairs, 1))
@@ -189,13 +209,24 @@ def _verdict(
     if p < LEVEL:
         text = f"{a.shape} {measure.word} than {b.shape} by {size}"
         return Verdict(a.shape, b.shape, "better", text, *told, p)
-    needed = None if sd is None else stats.seeds_needed(sd, c.difference, tests)
     if sd is None:
-        seeds = "more seeds"
+        most, one, other = SEEDS_OF_SHARES, _share(a), _share(b)
+        needed = stats.seeds_needed_for_shares(one, other, tests, most)
     else:
-        seeds = "over 1,000 seeds" if needed is None else f"{max(needed, len(a.seeds) + 1)} seeds"
+        most = SEEDS
+        needed = stats.seeds_needed(sd, c.difference, tests, most)
+    if needed is None:
+        seeds = f"over {most:,} seeds"
+    else:
+        needed = max(needed, len(a.seeds) + 1)
+        seeds = f"{needed} seeds"
     text = f"{a.shape} and {b.shape}: not separated (difference {size}; needs {seeds})"
     return Verdict(a.shape, b.shape, "not separated", text, *told, p, needed)
+
+
+def _share(a: Arm) -> float:
+    assert a.solved is not None, "an arm judged by what it solved"
+    return a.solved / len(a.seeds)
 
 
 def headline(study: Study, arms: Sequence[Arm], found: Sequence[Verdict]) -> str:
@@ -209,13 +240,15 @@ def headline(study: Study, arms: Sequence[Arm], found: Sequence[Verdict]) -> str
     beaten: Mapping[str, Verdict] = {v.b: v for v in found if v.a == best.shape}
     won = [b for b, v in beaten.items() if v.kind == "better"]
     level = [b for b, v in beaten.items() if v.kind == "not separated"]
-    if not won:
+    word = study.measure.word
+    apart = "".join(f"; {v.a} is {word} than {v.b}" for v in found
+                    if v.kind == "better" and {v.a, v.b} <= set(level))  # fmt: skip
+    if not won and not apart:
         others = ", ".join(a.shape for a in clear)
         return f"not separated: {others}{rest}"
-    word = study.measure.word
     if level:
-        return (f"{best.shape} is {word} than {', '.join(won)}; not separated from "
-                f"{', '.join(level)}{rest}")  # fmt: skip
+        most = f"is {word} than {', '.join(won)}; not" if won else "has the best mean, not"
+        return f"{best.shape} {most} separated from {', '.join(level)}{apart}{rest}"
     if len(won) == 1:
         return f"{beaten[won[0]].text}{rest}"
     return f"{best.shape} is {word} than every other: {', '.join(won)}{rest}"

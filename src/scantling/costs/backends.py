@@ -8,9 +8,8 @@ from typing import Literal, NamedTuple
 import msgspec
 from msgspec import Struct
 
-from scantling.costs.flash import FusedKernel, fused_kernels
+from scantling.costs.flash import FusedKernel, fits, fused_kernels
 from scantling.hardware import Chip
-from scantling.rules.subject import Subject
 from scantling.sources import read_data
 
 
@@ -89,17 +88,12 @@ class Backend(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         own = self.kernel
         pairs = self.pairs if own is None else (*self.pairs, *own.widths)
         multiple, most = (self.multiple, self.most) if own is None else (own.multiple, own.most)
-        if (key, value) in pairs:
-            return Taken("yes", key)
-        if multiple is None or value > key or not self.least <= key <= most:
+        verdict, width = fits(key, value, multiple, most, pairs, uneven=self.uneven)
+        if width is None or key < self.least:
             return Taken("no", None)
-        odd = key % multiple or (value < key and not self.uneven)  # callers pad values to keys
-        return Taken("padded" if odd else "yes", self.rounded(key, multiple))
-
-    def rounded(self, key: int, multiple: int) -> int:
-        """The width that its work is as large as."""
-        up = key + -key % multiple
-        return next((w for w in self.rounds if w >= up), up)
+        if (key, value) in pairs:
+            return Taken(verdict, key)
+        return Taken(verdict, next((w for w in self.rounds if w >= width), width))
 
 
 class Taken(NamedTuple):
@@ -119,11 +113,3 @@ def backends() -> dict[str, Backend]:
     """
     found = msgspec.convert(read_data("attention_kernels.toml")["backend"], list[Backend])
     return {b.name: b for b in found}
-
-
-def candidates(s: Subject) -> list[Backend]:
-    """The backends that may run: those of the runtime, on the chip, where these were named."""
-    known = backends()
-    named = s.runtime.kernels if s.runtime is not None else ()
-    names = named or tuple(n for n, b in known.items() if b.general)
-    return [known[n] for n in names if known[n].runs_on(s.setting.chip)]
