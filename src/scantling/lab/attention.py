@@ -40,17 +40,38 @@ def attend(
     """
     h, k = q_BHTh.shape[-3], k_BKSh.shape[-3]
     if fused and softcap is None and sinks_H is None:
-        plain = causal and seen is None and bias is None
         mask = seen
         if bias is not None:
             mask = bias if seen is None else bias.masked_fill(~seen, -torch.inf)
-        return functional.scaled_dot_product_attention(
-            q_BHTh, k_BKSh, v_BKSv, mask, is_causal=plain, scale=scale, enable_gqa=h != k
-        )
+            mask = mask if mask.dim() == 4 else mask[None]  # the kernel takes 2 axes or 4
+        plain = causal and mask is None
+        return one_kernel(q_BHTh, k_BKSh, v_BKSv, mask, plain=plain, scale=scale)
     if h != k:
         k_BKSh, v_BKSv = (t.repeat_interleave(h // k, -3) for t in (k_BKSh, v_BKSv))
     logits_BHTS = scores(q_BHTh, k_BKSh, scale=scale, softcap=softcap, bias=bias)
     return shares(logits_BHTS, seen, sinks_H) @ v_BKSv
+
+
+def one_kernel(
+    q_BHTh: Tensor, k_BKSh: Tensor, v_BKSv: Tensor, mask: Tensor | None, *, plain: bool,
+    scale: float,
+) -> Tensor:  # fmt: skip
+    """Attention in one kernel.
+
+    That of a CPU takes keys and values of one width, else torch falls back to writing all weights
+    out, so the narrower ones get zeros, which change nothing.
+    """
+    key, value = k_BKSh.shape[-1], v_BKSv.shape[-1]
+    trained = mask is not None and mask.requires_grad  # no kernel of a CPU does that
+    if q_BHTh.is_cpu and not trained:
+        if key < value:
+            q_BHTh, k_BKSh = (functional.pad(t, (0, value - key)) for t in (q_BHTh, k_BKSh))
+        elif value < key:
+            v_BKSv = functional.pad(v_BKSv, (0, key - value))
+    return functional.scaled_dot_product_attention(
+        q_BHTh, k_BKSh, v_BKSv, mask, is_causal=plain, scale=scale,
+        enable_gqa=q_BHTh.shape[-3] != k_BKSh.shape[-3],
+    )[..., :value]  # fmt: skip
 
 
 def scores(

@@ -184,8 +184,8 @@ def _listen(
         stack.callback(shared.remove)
     inside = module.inside
 
-    def listening(x_nD: Tensor, i: int) -> Tensor:
-        hidden: Tensor = inside(x_nD, i)
+    def listening(*given: Tensor | None) -> Tensor:
+        hidden: Tensor = inside(*given)
         found.setdefault((current[0], f"{name}.experts"), _Moments()).add(hidden)
         return hidden
 
