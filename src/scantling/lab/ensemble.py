@@ -196,7 +196,7 @@ class Ensemble:
         norms_E = torch.linalg.vector_norm(torch.stack(norms), dim=0)
         factor_E = (most / (norms_E + 1e-6)).clamp(max=1.0)
         shares = [factor_E.view(-1, *[1] * (g.dim() - 1)) for g in gradients]
-        torch._foreach_mul_(gradients, shares)  # noqa: SLF001 - as clip_grad_norm_ does
+        torch._foreach_mul_(gradients, shares)
 
     def member(self, i: int) -> Decoder:
         """One member as a model of its own."""
