@@ -4,11 +4,14 @@ All engines of a comparison take turns step by step in one process, so that what
 machine does meets them alike; a ratio is the median over rounds of peer's time over ours. One step
 is forward, backward, clipping and a fused AdamW. litgpt is compared where it is installed.
 
-    python benchmarks/lab_speed.py [eager] [compiled] [ensemble] [auto]
+    python benchmarks/lab_speed.py [eager] [compiled] [ensemble] [auto] [workers]
+
+``workers`` is the one part by the clock: it means nothing while anything else runs.
 """
 
 import importlib.util
 import math
+import multiprocessing
 import statistics
 import sys
 import time
@@ -244,9 +247,60 @@ def auto():
     show("the automatic choice against the better way, worst", worst, 0.95)
 
 
+def serve(pipe, threads, shape, batch, context):
+    """Take as many steps as asked, again and again, and say how long they took."""
+    torch.set_num_threads(threads)
+    model = llama(shape, context)
+    step = stepper(model, model.loss, batch, context)
+    step()
+    pipe.send("done")
+    while steps := pipe.recv():
+        for _ in range(steps):
+            step()
+        pipe.send("done")
+
+
+def workers(rounds=ROUNDS):
+    """Two processes of one thread against one of two, in turns, by the clock."""
+    context_of = multiprocessing.get_context("spawn")
+    for batch, context, steps in ((8, 64, 60), (16, 256, 8)):
+        pipes, processes = [], []
+        for threads in (2, 1, 1):
+            ours, its = context_of.Pipe()
+            process = context_of.Process(
+                target=serve, args=(its, threads, SHAPES["0.1M"], batch, context)
+            )
+            process.start()
+            ours.recv()
+            pipes.append(ours)
+            processes.append(process)
+
+        def clock(asked, steps=steps):
+            start = time.perf_counter()
+            for pipe in asked:
+                pipe.send(steps)
+            for pipe in asked:
+                pipe.recv()
+            return time.perf_counter() - start
+
+        found = [2 * clock(pipes[:1]) / clock(pipes[1:]) for _ in range(rounds)]
+        for pipe, process in zip(pipes, processes, strict=True):
+            pipe.send(0)
+            process.join()
+        spread = f"{min(found):.2f} to {max(found):.2f}"
+        show(f"two workers against two threads, 0.1M, {batch} x {context}",
+             statistics.median(found), 1.35, spread)  # fmt: skip
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    asked = sys.argv[1:] or ["eager", "compiled", "ensemble", "auto"]
+    asked = sys.argv[1:] or ["eager", "compiled", "ensemble", "auto", "workers"]
     for part in asked:
-        {"eager": eager, "compiled": compiled, "ensemble": ensemble, "auto": auto}[part]()
+        {
+            "eager": eager,
+            "compiled": compiled,
+            "ensemble": ensemble,
+            "auto": auto,
+            "workers": workers,
+        }[part]()

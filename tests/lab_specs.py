@@ -1,5 +1,7 @@
 """Random specs that the lab can build, small enough to run: those of random_specs, made tame."""
 
+from random import Random
+
 from msgspec.structs import replace
 
 import random_specs
@@ -7,6 +9,7 @@ from scantling.spec import (
     Block,
     Branch,
     ChannelMix,
+    Chunk,
     Dense,
     Disentangled,
     Experts,
@@ -16,6 +19,7 @@ from scantling.spec import (
     HyperConnections,
     LatentAttention,
     Layer,
+    LearnedPosition,
     Mamba2,
     MixtureOfDepths,
     Plain,
@@ -23,6 +27,7 @@ from scantling.spec import (
     Router,
     Run,
     Stack,
+    Window,
     check,
 )
 from scantling.spec.vary import rewrite
@@ -123,3 +128,58 @@ def _positions(node):
     if type(node).__name__ == "LearnedPosition":
         return replace(node, rows=64 + node.rows % 9)
     return node
+
+
+def roomy(structure):
+    """The same structures at widths at which models are trained, if small ones: 32 to 192."""
+    d = Random(f"roomy {structure}")
+    one = rewrite(spec(structure), lambda node: grown(d, node))
+    e, own, wide = one.embeddings, one.encoder_embeddings, 8 * d.randint(4, 12)
+    if e.d_embed is not None:
+        e = replace(e, d_embed=wide)
+    if own is not None:
+        own = replace(own, d_embed=e.d_embed)
+    return check(replace(one, d_model=8 * d.randint(4, 24), vocab_size=d.randint(60, 600),
+                         embeddings=e, encoder_embeddings=own))  # fmt: skip
+
+
+def grown(d, node):
+    """A node with dimensions of its own size."""
+    if isinstance(node, GroupedAttention):
+        kv = d.choice((1, 2, 4))
+        return replace(
+            node, n_kv_head=kv, n_head=kv * d.choice((1, 2, 3)), d_head=d.choice((8, 16, 32)),
+            d_value=node.d_value and d.choice((8, 24, 32)),
+        )  # fmt: skip
+    if isinstance(node, LatentAttention):
+        return replace(
+            node, n_head=d.randint(2, 6), kv_rank=8 * d.randint(3, 10), d_nope=d.choice((16, 32)),
+            d_rope=d.choice((8, 16)), d_value=d.choice((16, 32)),
+            q_rank=node.q_rank and 8 * d.randint(3, 10),
+        )  # fmt: skip
+    if isinstance(node, Dense):
+        return replace(node, d_ff=8 * d.randint(6, 50))
+    if isinstance(node, Experts):
+        top, shared = d.randint(1, 3), node.shared
+        return replace(
+            node, top_k=top, n_expert=top + d.randint(1, 6), d_expert=8 * d.randint(3, 20),
+            shared=shared and replace(shared, d_shared=8 * d.randint(3, 20)),
+        )  # fmt: skip
+    if isinstance(node, Mamba2):
+        group = d.choice((1, 2))
+        heads = group * d.randint(1, 4)
+        return replace(
+            node, n_group=group, n_ssm_head=heads, d_inner=heads * 8 * d.randint(2, 6),
+            d_state=d.choice((8, 16, 32)), scan_chunk=d.choice((16, 32, 64)),
+        )  # fmt: skip
+    if isinstance(node, GatedDelta):
+        keys = d.choice((1, 2))
+        return replace(
+            node, n_key_head=keys, n_value_head=keys * d.randint(1, 3), d_key=d.choice((8, 16, 32)),
+            d_state_value=d.choice((8, 16, 32)), scan_chunk=d.choice((16, 32, 64)),
+        )  # fmt: skip
+    if isinstance(node, Window | Chunk):
+        return type(node)(d.randint(8, 120))
+    if isinstance(node, Run):
+        return Run(node.pattern, d.randint(1, 5))
+    return replace(node, rows=128) if isinstance(node, LearnedPosition) else node

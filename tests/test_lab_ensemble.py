@@ -33,7 +33,7 @@ def batches(steps, members):
     return tokens[..., :-1], tokens[..., 1:]
 
 
-@pytest.mark.parametrize("name", ["llama-3.2-1b", "gpt2", "gemma-3-1b", "qwen3-0.6b"])
+@pytest.mark.parametrize("name", ["llama-3.2-1b", "gpt2", "gemma-3-1b", "qwen3-0.6b", "bloom-560m"])
 @pytest.mark.parametrize("param", ["sp", "completep"])
 def test_a_member_is_the_lone_model_after_twenty_steps(name, param):
     """Losses and weights: other seeds, other rates, decay, a clip that bites, a schedule."""

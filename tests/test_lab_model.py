@@ -64,7 +64,7 @@ def test_forward_flops_are_those_of_ops(structure):
     """Torch's counter, attention written out so that it sees both products: exactly."""
     spec = lab_specs.spec(structure)
     model = Decoder(spec)
-    model.fused = False
+    model.kernel = None
     tokens = torch.randint(spec.vocab_size, (2, 17))
     source = torch.randint(spec.vocab_size, (2, 17)) if spec.encoder is not None else None
     with FlopCounterMode(display=False) as counter, torch.no_grad():
@@ -102,7 +102,7 @@ def test_attention_in_one_kernel_is_attention_written_out(structure):
     tokens = torch.randint(spec.vocab_size, (2, 21))
     with torch.no_grad():
         one = model(tokens)
-        model.fused = False
+        model.kernel = None
         two = model(tokens)
 
     assert torch.allclose(one, two, atol=2e-4, rtol=1e-3)

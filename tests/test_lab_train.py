@@ -25,7 +25,7 @@ from scantling.cli.lab_train import train as command  # noqa: E402 - only where 
 from scantling.lab import mirrors, run_folder, torch_needed  # noqa: E402
 from scantling.lab.corpus import Corpus  # noqa: E402
 from scantling.lab.data import of_corpus  # noqa: E402
-from scantling.lab.expected import check_memory, reference, step_seconds  # noqa: E402
+from scantling.lab.expected import check_memory, memory, reference, step_seconds  # noqa: E402
 from scantling.lab.grammar_text import Grammar  # noqa: E402
 from scantling.lab.model import Decoder  # noqa: E402
 from scantling.lab.optimizers import (  # noqa: E402
@@ -393,7 +393,17 @@ def test_a_step_is_predicted_and_measured_by_the_same_clock():
 
 def test_what_cannot_fit_is_refused_before_it_is_built():
     with pytest.raises(FieldError, match=r"memory training needs about .* are free"):
-        check_memory(catalog.model("llama-3.1-405b"), 1, 128, "fp32", torch.device("cpu"))
+        check_memory(memory(catalog.model("llama-3.1-405b"), 1, 128, "fp32"), torch.device("cpu"))
+
+
+def test_memory_is_predicted_and_measured():
+    told = []
+    found = train(run_of(), on_step=told.append)
+    row = found.row()
+    assert told[0]["predicted_peak_bytes"] == row["peak_bytes_predicted"]
+    assert row["peak_bytes_predicted"] == round(memory(
+        found.run.spec, 6, found.run.task.context, "fp32").total)  # fmt: skip
+    assert row["peak_bytes"] is None or row["peak_bytes"] >= 0
 
 
 def test_auto_takes_bf16_only_where_it_pays(monkeypatch):

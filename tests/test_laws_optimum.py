@@ -24,6 +24,8 @@ from scantling.laws.optimum import (
 from scantling.laws.size_laws import effective_tokens
 from scantling.report.optimum import ask, optimum_json, optimum_lines
 from scantling.search.plans import plan
+from scantling.search.shape_priors import approx_body
+from scantling.search.size import body_of
 from scantling.search.spend import Machine, spend
 
 
@@ -240,3 +242,14 @@ def test_a_loss_below_the_floor_of_a_law_is_told_the_floor(name, least):
             needed(name, "loss", value)
     with pytest.raises(FieldError, match="never below"):  # what the command prints
         ask((name,), Spending(flops=1.0), asked=("loss", 0.5))
+
+
+@pytest.mark.parametrize("params", [350_000_000, 3 * 10**9, 7 * 10**9])
+def test_a_body_without_a_shape_is_near_that_of_the_shape_that_is_chosen(params):
+    """One rule of tying decides both: at 3 B the table is a tenth of all, which stays untied."""
+    b = search.budget(params=params, vocab_size=128_256)
+    c = search.chosen(b)
+    assert approx_body(b) == pytest.approx(float(c.features.body), rel=0.1)
+    body, tied, untied = (body_of(params, 128_256, tied) for tied in (None, True, False))
+    assert untied < tied
+    assert body == (tied if c.spec.tied else untied)

@@ -24,7 +24,7 @@ from scantling.sources import read_data, source
 ROOT = pathlib.Path(scantling.__file__).parent
 FILES = [
     *sorted((ROOT / "rules").glob("*.py")),
-    *(ROOT / "search" / f"{name}.py" for name in ("candidate", "explain")),
+    *(ROOT / "search" / f"{name}.py" for name in ("candidate", "explain", "shape_findings")),
     *(ROOT / "report" / f"{name}.py" for name in (
         "alignment_text", "attention_text", "depth_limits", "lint_text", "pair", "pair_text",
         "plan_text", "runtimes", "runtimes_text", "serve_text", "text", "trace_text", "trends",

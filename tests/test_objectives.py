@@ -202,6 +202,16 @@ def test_the_table_of_a_front_says_the_plan_of_every_row_or_that_only_one_has_it
     assert not split.search(told)
 
 
+def test_a_price_is_paid_for_in_the_line_of_the_plan():
+    """Days × 24 × chips × the price of a chip-hour; no money without a price."""
+    given = {"params": "1B", "tokens": "200B", "gpus": 16, "baselines": ()}
+    front = design(**given, price=2.5)
+    days = row_plans(front, 3)[front.chosen.name].bill.ideal_s.value_s / 86_400
+    cost = count_text(float(days * 24 * 16 * 2.5))
+    assert f" days, cost {cost} at 2.5 a GPU-hour" in printed(front)
+    assert "GPU-hour" not in printed(design(**given))
+
+
 def printed(front):
     sink = io.StringIO()
     print_front(console(file=sink), front, 6)

@@ -413,6 +413,24 @@ def _print_speed(out: Console, found: Result) -> None:
         if found.run.chip is None and found.clock == "thread":
             told += " on the reference CPU; scantling calibrate --threads 1 measures yours"
     out.print(told)
+    if found.peak_bytes:
+        out.print(_memory(found, found.peak_bytes))
+
+
+def _memory(found: Result, measured: int) -> str:
+    """The peak of memory beside what tensors need."""
+    from scantling.units import bytes_text
+
+    on_gpu = next(found.model.parameters()).is_cuda
+    if found.memory is None:
+        return (f"memory {bytes_text(measured)} at most" if on_gpu
+                else f"memory: the process grew by {bytes_text(measured)} at most")  # fmt: skip
+    said = float(found.memory.total)
+    if on_gpu:
+        return (f"memory {bytes_text(measured)} at most, {bytes_text(said)} predicted: "
+                f"×{measured / said:.2f}")  # fmt: skip
+    return (f"memory: the process grew by {bytes_text(measured)} at most, its tensors need "
+            f"{bytes_text(said)} as predicted")  # fmt: skip
 
 
 def _sparkline(losses: list[float], width: int = 40) -> str:

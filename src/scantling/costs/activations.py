@@ -330,7 +330,7 @@ class _Fold:
         if not self.recipe.fused:
             wide = 4 - (self.b if self.recipe.dropout else 0)  # then its 16-bit copy is not read
             upcast = (wide if self.recipe.wide_scores else 0) + (
-                self.b if op.form == "softcap" else 0
+                self.b if "softcap" in op.form.split() else 0
             )
         return left + pairs * (self.b + upcast + (1 + self.b if self.recipe.dropout else 0))
 

@@ -29,6 +29,7 @@ from scantling.costs.buffers import (
     loss_bytes,
     workspace,
 )
+from scantling.costs.plain_peak import moments
 from scantling.costs.ranks import placed_operators, stages
 from scantling.costs.states import States, expert_ranks, states
 from scantling.spec import Spec
@@ -53,8 +54,8 @@ class TrainingMemory(Struct, frozen=True, kw_only=True):
     buffers: Num
     """Gathered weights, gradients before they are shared, scales and scratch."""
     moment: Any
-    """When the peak is: ``backward``, ``loss``, ``head`` (its backward pass) or
-    ``optimizer step``; of a column an array."""
+    """When the peak is: ``backward``, ``loss``, ``head`` (its backward pass),
+    ``optimizer step``, of software that is written out ``forward`` too; of a column an array."""
     stage: Any = 0
     """The pipeline stage of that rank."""
     reserved: Num = 0
@@ -104,6 +105,8 @@ def stage_peaks(
     All that a micro-batch leaves is so many times what one sequence leaves, wherever its experts
     are; and what a rank holds of the weights does not depend on the tokens it sees.
     """
+    if recipe.plain:
+        return _plain(spec, plan, recipe, context)
     alone = replace(plan, micro_batch=1)
     seen = placed_operators(spec, replace(alone, ep=1), context, stage)
     ops = placed_operators(spec, replace(alone, cp=1), context, stage)
@@ -125,6 +128,20 @@ def stage_peaks(
         found.append(sums.at("loss", waiting, logits, lasting, doubt=head))
         found.append(sums.at("head", waiting, head, lasting + gradients.head, doubt=head))
     found.append(sums.at("optimizer step", 0, 0, always + held.copy))
+    return found
+
+
+def _plain(spec: Spec, plan: Plan, recipe: Recipe, context: int) -> list[TrainingMemory]:
+    """The moments of software that is written out: see ``costs.plain_peak``."""
+    ops = placed_operators(spec, plan, context)
+    held = states(ops, plan, recipe)
+    sums = _Sums(0, replace(held, gradients=0), plan, recipe)
+    gathered = gathered_bytes(ops, plan, recipe)
+    found = []
+    for one in moments(spec, ops, recipe, held=plan.n_micro_batch > 1):
+        at = sums.at(one.name, one.activations, one.logits, one.buffers + gathered,
+                     gradients=one.gradients)  # fmt: skip
+        found.append(at)
     return found
 
 
@@ -175,9 +192,12 @@ class _Sums:
         self.most = sum(one["high_bytes"] for one in outside)
 
     def at(
-        self, moment: str, activations: Any, logits: Any, buffers: Any, doubt: Any = 0
-    ) -> TrainingMemory:
+        self, moment: str, activations: Any, logits: Any, buffers: Any, doubt: Any = 0,
+        gradients: Any = None,
+    ) -> TrainingMemory:  # fmt: skip
         held, own, value = self.held, self.own, self.value
+        if gradients is not None:
+            held = replace(held, gradients=gradients)
         total: Any = held.total + activations + logits + buffers
         half = activations * self.share + doubt * own["logits"] + buffers * own["buffers"]
         # What is not known of the tensors and of the allocator adds up as independent errors do.

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from scantling.lab.flow import Flow, slopes, turned
+from scantling.lab.flow import Flow, Kernel, slopes, turned
 from scantling.lab.numerics import Numerics
 from scantling.lab.parts import Fused, Named, Normed
 from scantling.spec import (
@@ -21,8 +21,8 @@ from scantling.spec.rotation import mscale, scaling_settings
 
 def attend(
     q_BHTh: Tensor, k_BKSh: Tensor, v_BKSv: Tensor, seen: Tensor | None, *, scale: float,
-    causal: bool, fused: bool, softcap: float | None = None, sinks_H: Tensor | None = None,
-    bias: Tensor | None = None,
+    causal: bool, kernel: Kernel | None, softcap: float | None = None,
+    sinks_H: Tensor | None = None, bias: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """Softmax attention; a sink is one more logit a head, which takes weight and gives nothing.
 
@@ -33,24 +33,45 @@ def attend(
         seen: A mask that broadcasts to H × T × S; None for all, or for plain causal.
         scale: On the logits.
         causal: Whether None means plain causal.
-        fused: Whether one kernel does it, where there is one.
+        kernel: Does it in one, where there is no cap and no sink; None writes all out.
         softcap: Cap on the logits.
         sinks_H: One logit a head.
         bias: Added to the logits, H × T × S.
     """
     h, k = q_BHTh.shape[-3], k_BKSh.shape[-3]
-    if fused and softcap is None and sinks_H is None:
-        plain = causal and seen is None and bias is None
+    if kernel is not None and softcap is None and sinks_H is None:
         mask = seen
         if bias is not None:
             mask = bias if seen is None else bias.masked_fill(~seen, -torch.inf)
-        return functional.scaled_dot_product_attention(
-            q_BHTh, k_BKSh, v_BKSv, mask, is_causal=plain, scale=scale, enable_gqa=h != k
-        )
+            mask = mask if mask.dim() == 4 else mask[None]  # the kernel takes 2 axes or 4
+        plain = causal and mask is None
+        return kernel(q_BHTh, k_BKSh, v_BKSv, mask, plain, scale)
     if h != k:
         k_BKSh, v_BKSv = (t.repeat_interleave(h // k, -3) for t in (k_BKSh, v_BKSv))
     logits_BHTS = scores(q_BHTh, k_BKSh, scale=scale, softcap=softcap, bias=bias)
     return shares(logits_BHTS, seen, sinks_H) @ v_BKSv
+
+
+def one_kernel(
+    q_BHTh: Tensor, k_BKSh: Tensor, v_BKSv: Tensor, mask: Tensor | None,
+    plain: bool, scale: float,
+) -> Tensor:  # fmt: skip
+    """Attention in one kernel.
+
+    That of a CPU takes keys and values of one width, else torch falls back to writing all weights
+    out, so the narrower ones get zeros, which change nothing.
+    """
+    key, value = k_BKSh.shape[-1], v_BKSv.shape[-1]
+    trained = mask is not None and mask.requires_grad  # no kernel of a CPU does that
+    if q_BHTh.is_cpu and not trained:
+        if key < value:
+            q_BHTh, k_BKSh = (functional.pad(t, (0, value - key)) for t in (q_BHTh, k_BKSh))
+        elif value < key:
+            v_BKSv = functional.pad(v_BKSv, (0, key - value))
+    return functional.scaled_dot_product_attention(
+        q_BHTh, k_BKSh, v_BKSv, mask, is_causal=plain, scale=scale,
+        enable_gqa=q_BHTh.shape[-3] != k_BKSh.shape[-3],
+    )[..., :value]  # fmt: skip
 
 
 def scores(
@@ -216,7 +237,7 @@ class Grouped(nn.Module):
         if a.cross:
             return None
         seen = flow.places.seen(a.span, causal=a.causal)
-        written = not flow.fused or a.softcap is not None or self.sinks_H is not None
+        written = flow.kernel is None or a.softcap is not None or self.sinks_H is not None
         if seen is None and a.causal and (written or bias is not None):
             return flow.places.causal()
         return seen
@@ -244,7 +265,7 @@ class Grouped(nn.Module):
         bias = self.bias(flow)
         out_BHTv = self.attend(
             q_BHTh, k_BKSh, v_BKSv, self.seen(flow, bias), scale=self.scale,
-            causal=a.causal and not a.cross, fused=flow.fused, softcap=a.softcap,
+            causal=a.causal and not a.cross, kernel=flow.kernel, softcap=a.softcap,
             sinks_H=self.sinks_H, bias=bias,
         )  # fmt: skip
         if watch is not None:
@@ -313,10 +334,10 @@ class Latent(nn.Module):
         if watch is not None:
             watch(f"{path}.heads", q_BHTh)
         seen = flow.places.seen(a.span, causal=True)
-        if seen is None and not flow.fused:
+        if seen is None and flow.kernel is None:
             seen = flow.places.causal()
         out_BHTv = self.attend(q_BHTh, k_BHTh, v_BTHv.transpose(-3, -2), seen, scale=self.scale,
-                          causal=True, fused=flow.fused)  # fmt: skip
+                          causal=True, kernel=flow.kernel)  # fmt: skip
         if watch is not None:
             watch(f"{path}.attention", out_BHTv)
         if self.gate is not None:

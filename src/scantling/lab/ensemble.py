@@ -10,12 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.func import functional_call, stack_module_state, vmap
 
 from scantling.errors import FieldError
+from scantling.lab.attention import one_kernel
 from scantling.lab.model import Decoder, cross_entropy
 from scantling.lab.optimizers import optimizers
 from scantling.spec import Experts, MixtureOfDepths, Spec
@@ -73,6 +75,49 @@ def chooser(spec: Spec) -> tuple[str, str] | None:
     return None
 
 
+@torch.library.custom_op("scantling::attention", mutates_args=())
+def _attention(
+    q_BHTh: Tensor, k_BKSh: Tensor, v_BKSv: Tensor, mask: Tensor | None, plain: bool, scale: float
+) -> Tensor:  # fmt: skip
+    """Attention in one kernel under vmap, for which torch's own has no rule."""
+    return one_kernel(q_BHTh, k_BKSh, v_BKSv, mask, plain, scale).clone()
+
+
+@_attention.register_fake
+def _(
+    q_BHTh: Tensor, _k: Tensor, v_BKSv: Tensor, _mask: Tensor | None, _plain: bool,
+    _scale: float,
+) -> Tensor:  # fmt: skip
+    return q_BHTh.new_empty(*q_BHTh.shape[:-1], v_BKSv.shape[-1])
+
+
+@_attention.register_vmap
+def _(
+    info: Any, dims: tuple[int | None, ...], q_BHTh: Tensor, k_BKSh: Tensor, v_BKSv: Tensor,
+    mask: Tensor | None, plain: bool, scale: float,
+) -> tuple[Tensor, int]:  # fmt: skip
+    """A member's sequences are so many sequences more: its axis joins that of the batch."""
+    n = info.batch_size
+
+    def every(tensor: Tensor, dim: int | None) -> Tensor:
+        return tensor.expand(n, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
+
+    q, k, v = (
+        every(*one).flatten(0, 1) for one in zip((q_BHTh, k_BKSh, v_BKSv), dims, strict=False)
+    )
+    if mask is not None and (dims[3] is not None or (mask.dim() == 4 and len(mask) > 1)):
+        mask = every(mask, dims[3])
+        mask = mask.expand(n, len(q) // n, *mask.shape[-3:]).flatten(0, 1)
+    out = one_kernel(q, k, v, mask, plain, scale)
+    return out.view(n, -1, *out.shape[1:]), 0
+
+
+def kernel_of_members(*given: Any) -> Tensor:
+    """That operator as a function, which can be copied with its model."""
+    made: Tensor = _attention(*given)
+    return made
+
+
 class Ensemble:
     """Models of one spec trained together, each with its own rate.
 
@@ -111,7 +156,7 @@ class Ensemble:
             raise FieldError(*part, "cannot be batched over models", "train one by one")
         self.clip = clip
         self.base = deepcopy(first)
-        self.base.fused = False  # the kernel of attention has no rule for vmap
+        self.base.kernel = kernel_of_members
         self.weights, self.buffers = stack_module_state(list(models))
         given = [rates] * self.n if isinstance(rates, int | float) else list(rates)
         if len(given) != self.n:
@@ -195,16 +240,16 @@ class Ensemble:
     def _clip(self, most: float) -> None:
         """Cut each member's gradient to a norm, as ``clip_grad_norm_`` does."""
         gradients = [w.grad for w in self.weights.values() if w.grad is not None]
-        squares_E = torch.stack([g.flatten(1).square().sum(1) for g in gradients]).sum(0)
-        self.norms_E = squares_E.sqrt()
+        norms = [torch.linalg.vector_norm(g, dim=tuple(range(1, g.dim()))) for g in gradients]
+        self.norms_E = torch.linalg.vector_norm(torch.stack(norms), dim=0)
         factor_E = (most / (self.norms_E + 1e-6)).clamp(max=1.0)
-        for g in gradients:
-            g.mul_(factor_E.view(-1, *[1] * (g.dim() - 1)))
+        shares = [factor_E.view(-1, *[1] * (g.dim() - 1)) for g in gradients]
+        torch._foreach_mul_(gradients, shares)
 
     def member(self, i: int) -> Decoder:
         """One member as a model of its own."""
         model = deepcopy(self.base)
-        model.fused = True
+        model.kernel = one_kernel
         self.into(i, model)
         return model
 

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import functools
+import os
+import sys
 from importlib.resources import as_file, files
 
 import torch
 
-from scantling.calibrate.predict import recipe_of
-from scantling.costs.memory import training_memory
+from scantling.calibrate.predict import RECIPE_ATTENTION, recipe_of
+from scantling.costs.memory import TrainingMemory, training_memory
 from scantling.costs.train import Estimate, training_step
 from scantling.errors import FieldError, UnknownNameError
 from scantling.hardware import Chip, chip, cluster
 from scantling.hardware.chip_file import read_chip
 from scantling.spec import Spec
-from scantling.spec.plan import Plan
+from scantling.spec.plan import Plan, Recipe
 from scantling.units import bytes_text
 
 
@@ -64,18 +66,92 @@ def step_seconds(
     return training_step(spec, plan, recipe_of(dtype), context, place).step
 
 
-def check_memory(spec: Spec, batch: int, context: int, dtype: str, device: torch.device) -> None:
+def recipe(dtype: str, optimizer: str = "adamw") -> Recipe:
+    """How the lab's loop keeps its numbers: weights, gradients and moments in fp32.
+
+    Example:
+        >>> recipe("bf16").weights, recipe("bf16").dtype
+        ('fp32', 'bf16')
+    """
+    return Recipe(
+        dtype=dtype, weights="fp32", gradients="fp32", master=None, reduce="fp32",
+        optimizer="muon" if optimizer == "muon" else "adamw", attention=RECIPE_ATTENTION,
+        fused=False, plain=True,
+    )  # fmt: skip
+
+
+def memory(
+    spec: Spec, batch: int, context: int, dtype: str, optimizer: str = "adamw", *,
+    micro_batch: int | None = None, ranks: int = 1,
+) -> TrainingMemory:  # fmt: skip
+    """The predicted peak of a training step on one device, by what tensors need.
+
+    Example:
+        >>> from scantling import catalog
+        >>> found = memory(catalog.model("gpt2"), 4, 256, "fp32")
+        >>> 2e9 < found.low < found.total < found.high < 4e9
+        True
+    """
+    each = -(-batch // ranks)
+    one = min(micro_batch or each, each)
+    plan = Plan(
+        dp=ranks, zero=3 if ranks > 1 else 0, micro_batch=one, n_micro_batch=-(-each // one)
+    )
+    return training_memory(spec, plan, recipe(dtype, optimizer), context)
+
+
+def check_memory(need: TrainingMemory, device: torch.device, members: int = 1) -> None:
     """Refuse what cannot fit before it is built.
 
+    Args:
+        need: Of one model.
+        device: That holds it.
+        members: Models that are trained at once.
+
     Raises:
-        FieldError: If the low end of the predicted memory is above what is free.
+        FieldError: If the predicted memory is above what is free.
     """
-    need = training_memory(spec, Plan(micro_batch=batch), recipe_of(dtype), context)
     free = free_bytes(device)
-    if free is not None and float(need.total) > free:
-        raise FieldError("memory", None, f"training needs about {bytes_text(float(need.total))}, "
+    if free is not None and members * float(need.low) > free:
+        whole = bytes_text(members * float(need.total))
+        raise FieldError("memory", None, f"training needs about {whole}, "
                          f"{bytes_text(free)} are free", "train a smaller shape, or lower batch "
                          "or context")  # fmt: skip
+
+
+class Watched:
+    """The most memory a device held for tensors since a moment, as far as the system tells.
+
+    Of a GPU what its allocator gave out. Of a CPU how far the process grew beyond what it held:
+    libraries that were loaded meanwhile are in it.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+        self.before = 0 if device.type == "cuda" else resident_bytes()
+
+    def peak(self) -> int | None:
+        """Bytes; None where the system does not say."""
+        if self.device.type == "cuda":
+            return int(torch.cuda.max_memory_allocated(self.device))
+        if self.before is None:
+            return None
+        import resource
+
+        unit = 1 if sys.platform == "darwin" else 1024
+        grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit - self.before
+        return max(0, grown)
+
+
+def resident_bytes() -> int | None:
+    """Memory this process holds now; None where the system does not say."""
+    try:
+        with open("/proc/self/statm", encoding="ascii") as file:  # noqa: PTH123 - no path of ours
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return None
 
 
 def free_bytes(device: torch.device) -> int | None:

@@ -120,10 +120,20 @@ class Routed(nn.Module):
             weight_Nk = weight_Nk / weight_Nk.sum(-1, keepdim=True)
         return (weight_Nk * self.numerics.routed_scale).to(x_ND.dtype), which_Nk
 
-    def inside(self, x_nD: Tensor, i: int) -> Tensor:
+    def weights(self) -> list[tuple[Tensor, Tensor | None, Tensor, Tensor | None]]:
+        """Of each expert the matrix and the bias into it, and out of it.
+
+        Taken apart at once: the gradient of a part alone would be as large as that of all.
+        """
+        stacks = (self.up_EFD, self.up_bias_EF, self.down_EDF, self.down_bias_ED)
+        n = int(self.e.n_expert)
+        parts = [(None,) * n if one is None else one.unbind(0) for one in stacks]
+        return list(zip(*parts, strict=True))
+
+    def inside(self, x_nD: Tensor, matrix_FD: Tensor, bias_F: Tensor | None) -> Tensor:
         """What the last product of one expert reads, F numbers a token."""
-        up_bias, limit = self.up_bias_EF, self.numerics.limit
-        up = functional.linear(x_nD, self.up_EFD[i], None if up_bias is None else up_bias[i])
+        limit = self.numerics.limit
+        up = functional.linear(x_nD, matrix_FD, bias_F)
         if not self.e.gated:
             return self.act(up)
         gate, up = up.chunk(2, -1)
@@ -131,11 +141,6 @@ class Routed(nn.Module):
             return self.act(gate) * up
         gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)  # gpt-oss
         return (up + 1) * gate * torch.sigmoid(gate * self.numerics.steepness)
-
-    def one(self, x_nD: Tensor, i: int) -> Tensor:
-        """One expert on the tokens that chose it."""
-        bias = None if self.down_bias_ED is None else self.down_bias_ED[i]
-        return functional.linear(self.inside(x_nD, i), self.down_EDF[i], bias)
 
     def forward(self, x_BTD: Tensor, flow: Flow, path: str) -> Tensor:
         """The weighted sum of each token's experts, and the shared expert.
@@ -152,12 +157,16 @@ class Routed(nn.Module):
         order = which_Nk.flatten().sort(stable=True)
         counts = torch.bincount(order.values, minlength=n).tolist()
         out_ND = torch.zeros_like(x_ND)
-        for i, places in enumerate(torch.split(order.indices, counts)):
+        parts = zip(torch.split(order.indices, counts), self.weights(), strict=True)
+        for places, (up_FD, up_bias_F, down_DF, down_bias_D) in parts:
             if len(places):
                 slots = places[:most]
                 token = slots // k
-                down = self.one(x_ND[token], i) * weight_Nk.view(-1)[slots, None]
-                out_ND = out_ND.index_add(0, token, down)
+                hidden_nF = self.inside(x_ND[token], up_FD, up_bias_F)
+                down = functional.linear(hidden_nF, down_DF, down_bias_D)
+                down = down * weight_Nk.view(-1)[slots, None]
+                # which keeps no copy of what it adds, as index_add does
+                out_ND = out_ND.scatter_add(0, token[:, None].expand_as(down), down)
         if self.shared is not None:
             shared_ND = self.shared.down(self.shared.hidden(x_ND))
             if self.shared_gate is not None:

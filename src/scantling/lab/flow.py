@@ -20,6 +20,9 @@ from scantling.spec.rotation import frequencies
 Watch = Callable[[str, Tensor], None]
 """Called with the name of a stage, as the trace has it, and what comes out of it."""
 
+Kernel = Callable[[Tensor, Tensor, Tensor, Tensor | None, bool, float], Tensor]
+"""Attention in one: queries, keys, values, mask or None, whether plain causal, scale."""
+
 
 class Places:
     """Tables that depend on where the tokens stand, made once for each length.
@@ -88,21 +91,21 @@ class Flow:
         places: Where the tokens stand.
         watch: Sees what comes out of each stage, or None.
         source_BSD: The encoder's output, for cross attention.
-        fused: Whether attention is one kernel; written out otherwise, as vmap needs it.
+        kernel: Attention in one; written out where there is none.
     """
 
     def __init__(
         self, places: Places, watch: Watch | None = None, source_BSD: Tensor | None = None, *,
-        fused: bool = True,
+        kernel: Kernel | None = None,
     ) -> None:  # fmt: skip
-        self.places, self.watch, self.source_BSD, self.fused = places, watch, source_BSD, fused
+        self.places, self.watch, self.source_BSD, self.kernel = places, watch, source_BSD, kernel
         self.kept: dict[Hashable, tuple[Tensor, Tensor]] = {}
         self.relative_HN: Tensor | None = None
 
     def chosen(self, at_BT: Tensor) -> Flow:
         """The same pass for tokens that stand at some of its positions."""
         places = Places(at_BT, self.places.length, self.places.max_context)
-        inner = Flow(places, self.watch, self.source_BSD, fused=self.fused)
+        inner = Flow(places, self.watch, self.source_BSD, kernel=self.kernel)
         inner.relative_HN = self.relative_HN
         return inner
 

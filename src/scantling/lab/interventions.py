@@ -123,7 +123,7 @@ def materialise(model: Decoder, *interventions: Intervention) -> Decoder:
     for one in (*(i for i in interventions if not isinstance(i, MaskHeads)), *merged(masks)):
         spec = one.cut(spec, held)
     found = put_together(model, held, spec)
-    found.fused = model.fused
+    found.kernel = model.kernel
     return found
 
 

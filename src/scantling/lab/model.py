@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from scantling.errors import FieldError
-from scantling.lab.attention import Grouped, Latent
+from scantling.lab.attention import Grouped, Latent, one_kernel
 from scantling.lab.feed import Feed, Routed
-from scantling.lab.flow import Flow, Places, Watch
+from scantling.lab.flow import Flow, Kernel, Places, Watch
 from scantling.lab.grammar import buildable
 from scantling.lab.numerics import Numerics
 from scantling.lab.param import Kind, Parametrisation, initialise, optimizer_groups
@@ -266,8 +266,8 @@ class Decoder(nn.Module):
         e, d, v = spec.embeddings, int(spec.d_model), int(spec.vocab_size)
         width = d if e.d_embed is None else int(e.d_embed)
         self.spec, self.numerics, self.seed = spec, numerics, seed
-        self.fused = True
-        """Whether attention is one kernel where there is one; off under vmap."""
+        self.kernel: Kernel | None = one_kernel
+        """Attention in one, where it has neither cap nor sinks; None writes it out."""
         self.places: dict[Any, Places] = {}
         self.table = nn.Embedding(v, width)
         self.embedded = Embedded(e, d, numerics.epsilon)
@@ -336,7 +336,7 @@ class Decoder(nn.Module):
     def encoded(self, source_BS: Tensor, watch: Watch | None = None) -> Tensor:
         """What the encoder makes of its tokens, B × S × D."""
         assert self.encoder is not None, "only called where there is one"
-        flow = Flow(self.at(source_BS.shape[-1], source_BS.device), watch, fused=self.fused)
+        flow = Flow(self.at(source_BS.shape[-1], source_BS.device), watch, kernel=self.kernel)
         embedded = self.encoder_embedded or self.embedded
         x_BSD: Tensor = self.encoder(embedded(self.table(source_BS)), flow)
         return x_BSD
@@ -354,7 +354,7 @@ class Decoder(nn.Module):
         if watch is not None:
             watch("embedding", x_BTD)
         places = self.at(tokens_BT.shape[-1], tokens_BT.device)
-        x_BTD = self.decoder(x_BTD, Flow(places, watch, source_BSD, fused=self.fused))
+        x_BTD = self.decoder(x_BTD, Flow(places, watch, source_BSD, kernel=self.kernel))
         return x_BTD if self.project_out is None else self.project_out(x_BTD)
 
     def forward(

@@ -124,18 +124,24 @@ class Muon(Optimizer):
         """Move every weight that has a gradient."""
         assert closure is None, "the loop computes the loss"
         for group in self.param_groups:
-            lr, momentum = group["lr"], group["momentum"]
             for p in group["params"]:
-                if p.grad is None:
-                    continue
-                mean = self.state[p].setdefault("momentum", torch.zeros_like(p))
-                mean.lerp_(p.grad, 1 - momentum)
-                # Orthogonal is a property of the whole matrix.
-                ahead = whole(p.grad.lerp(mean, momentum))
-                parts = torch.split(ahead, group["rows"] or ahead.shape[-2], -2)
-                moved = [0.2 * math.sqrt(max(m.shape[-2:])) * orthogonal(m) for m in parts]
-                update = spread_like(torch.cat(moved, -2).to(p.dtype), p)
-                p.mul_(1 - lr * group["weight_decay"]).add_(update, alpha=-lr)
+                if p.grad is not None:
+                    self._move(p, group)
+
+    def _move(self, p: nn.Parameter, group: dict[str, Any]) -> None:
+        """Move one weight; what that takes is gone before the next."""
+        lr, momentum, state = group["lr"], group["momentum"], self.state[p]
+        if "momentum" not in state:
+            state["momentum"] = torch.zeros_like(p)
+        mean = state["momentum"]
+        assert p.grad is not None, "asked before"
+        mean.lerp_(p.grad, 1 - momentum)
+        # Orthogonal is a property of the whole matrix.
+        ahead = whole(p.grad.lerp(mean, momentum))
+        parts = torch.split(ahead, group["rows"] or ahead.shape[-2], -2)
+        moved = [0.2 * math.sqrt(max(m.shape[-2:])) * orthogonal(m) for m in parts]
+        update = spread_like(torch.cat(moved, -2).to(p.dtype), p)
+        p.mul_(1 - lr * group["weight_decay"]).add_(update, alpha=-lr)
 
 
 def _rows(model: nn.Module) -> dict[Tensor, tuple[int, ...]]:

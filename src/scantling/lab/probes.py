@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from scantling.errors import FieldError
 from scantling.lab.attention import Grouped, Latent, scores, shares
 from scantling.lab.feed import Feed, Routed
+from scantling.lab.flow import Kernel
 from scantling.lab.graph import clustering, path_length
 from scantling.lab.masks import attention_of, masked
 from scantling.lab.model import Decoder, Layered
@@ -184,8 +185,8 @@ def _listen(
         stack.callback(shared.remove)
     inside = module.inside
 
-    def listening(x_nD: Tensor, i: int) -> Tensor:
-        hidden: Tensor = inside(x_nD, i)
+    def listening(*given: Tensor | None) -> Tensor:
+        hidden: Tensor = inside(*given)
         found.setdefault((current[0], f"{name}.experts"), _Moments()).add(hidden)
         return hidden
 
@@ -230,8 +231,8 @@ def _reader(
 ) -> Callable[..., Tensor]:  # fmt: skip
     def reading(
         q_BHTh: Tensor, k_BKSh: Tensor, v_BKSv: Tensor, seen: Tensor | None, *, scale: float,
-        causal: bool, fused: bool, softcap: float | None = None, sinks_H: Tensor | None = None,
-        bias: Tensor | None = None,
+        causal: bool, kernel: Kernel | None, softcap: float | None = None,
+        sinks_H: Tensor | None = None, bias: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
         k_BHSh = k_BKSh.repeat_interleave(q_BHTh.shape[-3] // k_BKSh.shape[-3], -3)
         logits = scores(q_BHTh, k_BHSh, scale=scale, softcap=softcap, bias=bias)
@@ -245,7 +246,7 @@ def _reader(
         weights = weights / weights.sum(-1, keepdim=True)
         found.append(_heads(current[0], name, weights, logits, open_TS.expand_as(logits),
                             product_rank(q_BHTh, k_BHSh), across=across))  # fmt: skip
-        return attend(q_BHTh, k_BKSh, v_BKSv, seen, scale=scale, causal=causal, fused=fused,
+        return attend(q_BHTh, k_BKSh, v_BKSv, seen, scale=scale, causal=causal, kernel=kernel,
                       softcap=softcap, sinks_H=sinks_H, bias=bias)  # fmt: skip
 
     return reading

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from scantling.costs.features import features
+from scantling.costs.memory import TrainingMemory
 from scantling.costs.train import Estimate
 from scantling.errors import FieldError, UnknownNameError
 from scantling.lab.data import describe
@@ -209,6 +210,11 @@ class Result:
         step_s: Median time of a step, by the clock that other programs disturb least.
         expected: The same as predicted; None where no chip is known.
         clock: ``thread``, the time one thread ran, or ``wall``.
+        peak_bytes: The most memory held, from before the model was built to the first look at
+            held-back data: on a GPU of tensors, else how far the process grew; None where no step
+            was taken or the system does not say.
+        memory: What tensors need by ``costs.memory``; None in bf16 or compiled, where other
+            tensors are kept.
         status: ``done`` or ``diverged``.
         why: Where it diverged.
         warning: What keeps a run that went on from being equal bit for bit.
@@ -224,6 +230,8 @@ class Result:
     step_s: float | None
     expected: Estimate | None
     clock: str
+    peak_bytes: int | None
+    memory: TrainingMemory | None
     status: str = "done"
     why: str = ""
     warning: str = ""
@@ -260,6 +268,9 @@ class Result:
             "seq_len": one.context, "batch": one.batch_size, "seed": run.seed,
             "seconds": round(self.seconds, 3), "step_s": self.step_s, "members": self.members,
             "step_s_predicted": None if self.expected is None else float(self.expected.value_s),
+            "peak_bytes": self.peak_bytes,
+            "peak_bytes_predicted":
+                None if self.memory is None else round(float(self.memory.total)),
         }  # fmt: skip
 
 

@@ -19,11 +19,13 @@ import torch
 from torch import Tensor, nn
 
 from scantling.calibrate.timing import clock
+from scantling.costs.memory import TrainingMemory
 from scantling.costs.train import Estimate
 from scantling.errors import FieldError
 from scantling.lab import run_folder, whole_file
 from scantling.lab.distributed import World, spread, world
-from scantling.lab.expected import check_memory, chip_of, step_seconds
+from scantling.lab.expected import Watched, check_memory, chip_of, memory, step_seconds
+from scantling.lab.grammar import buildable
 from scantling.lab.model import Decoder
 from scantling.lab.optimizers import factor, optimizers, whole
 from scantling.lab.run import Record, Result, TrainingRun, dtype_of
@@ -65,9 +67,11 @@ def train(run: TrainingRun, on_step: Callable[[Record], None] | None = None) -> 
         raise FieldError("batch", run.task.batch_size, f"must be a multiple of {among.size}, the "
                          "number of processes")  # fmt: skip
     dtype = dtype_of(run, among.device)
-    check_memory(run.spec, run.micro_batch or run.task.batch_size, run.task.context, dtype,
-                 among.device)  # fmt: skip
-    return Running(run, among, dtype, on_step).result()
+    buildable(run.spec)
+    need = memory(run.spec, run.task.batch_size, run.task.context, dtype, run.optimizer,
+                  micro_batch=run.micro_batch, ranks=among.size)  # fmt: skip
+    check_memory(need, among.device)
+    return Running(run, among, dtype, on_step, need=need).result()
 
 
 class Running:
@@ -79,12 +83,17 @@ class Running:
         dtype: Of products.
         on_step: As of ``train``.
         kept: A state to go on from, in place of the one in the run's folder.
+        need: The memory it is predicted to take.
     """
 
     def __init__(
         self, run: TrainingRun, among: World, dtype: str,
         on_step: Callable[[Record], None] | None = None, kept: Mapping[str, Any] | None = None,
+        need: TrainingMemory | None = None,
     ) -> None:  # fmt: skip
+        known = dtype == "fp32" and not run.compile  # casts and fused code keep other tensors
+        self.need, self.watched = need if known else None, Watched(among.device)
+        self.peak_bytes: int | None = None
         self.run, self.among, self.on_step = run, among, on_step
         self.steps, self.every = run.n_steps, run.record_every or max(1, run.n_steps // 20)
         self.cast: Callable[[], AbstractContextManager[Any]] = nullcontext
@@ -138,6 +147,7 @@ class Running:
             progress = run_folder.restore(self.model, self.made, kept)
             self.losses, self.seconds = progress["losses"], progress["seconds"]
             self.times, self.why = progress["times"], progress["why"]
+            self.peak_bytes = progress.get("peak_bytes")
         else:
             self.warning = ""
         if self.among.first and folder is not None:
@@ -150,12 +160,18 @@ class Running:
             left = self.steps - len(self.losses)
             s = None if self.expected is None else float(self.expected.value_s)
             self.on_step({"step": len(self.losses), "steps": self.steps, "predicted_step_s": s,
+                          "predicted_peak_bytes": None if self.need is None else round(
+                              float(self.need.total)),
                           "remaining_s": None if s is None else left * s})  # fmt: skip
+        looked = False
         while not self.ended:
             self._interval(self.next_stop(len(self.losses)))
             done = len(self.losses)
+            if not looked:  # judging takes memory of its own
+                self.peak_bytes = self.watched.peak()
             if self.run.judge_every and done % self.run.judge_every == 0 and not self.ended:
                 self.judge("choose")
+                looked = True
             if self.run.out is not None and self.among.agreed(self.ended or self._due):
                 self.save()
         judged = {}
@@ -166,8 +182,8 @@ class Running:
             run=self.run, model=self.model, records=self.records, losses=self.losses,
             judged=judged, seconds=self.seconds, why=self.why, warning=self.warning,
             step_s=statistics.median(timed) if timed else None, expected=self.expected,
-            clock=self.clock.name, status="diverged" if self.why else "done",
-            members=self.members,
+            clock=self.clock.name, peak_bytes=self.peak_bytes, memory=self.need,
+            status="diverged" if self.why else "done", members=self.members,
         )  # fmt: skip
         if self.run.folder is not None and self.among.first:
             row = run_folder.line(found.row())
@@ -341,7 +357,7 @@ class Running:
     def state(self) -> dict[str, Any]:
         """All that the run needs to go on."""
         progress = {"losses": self.losses, "seconds": self.seconds, "times": self.times,
-                    "why": self.why}  # fmt: skip
+                    "why": self.why, "peak_bytes": self.peak_bytes}  # fmt: skip
         return run_folder.state(self.model, self.made, progress)
 
     def save(self) -> None:

@@ -156,17 +156,20 @@ def padded(vocab_size: float, multiple: int) -> int:
     return -(-int(vocab_size) // multiple) * multiple
 
 
-def embedding_parameters(body: float, width: float, vocab_size: int) -> int:
+def embedding_parameters(
+    body: float, width: float, vocab_size: int, *, tied: bool | None = None
+) -> int:
     """Parameters of embedding and head beside a body: one table where it is large, else two.
 
-    Tied where one table is over ``TIE_ABOVE`` of what the model would be with two.
+    Tied where one table is over ``TIE_ABOVE`` of what the model would be with two, unless said.
 
     Example:
         >>> embedding_parameters(7e9, 4096, 128256), embedding_parameters(1e9, 2048, 128256)
         (1050673152, 262668288)
     """
     table = int(vocab_size * width)
-    return table if table > TIE_ABOVE * (body + 2 * table) else 2 * table
+    alike = table > TIE_ABOVE * (body + 2 * table) if tied is None else tied
+    return table if alike else 2 * table
 
 
 def option(total: float, width: float, vocab_size: int, *, tied: bool | None = None) -> Option:

@@ -10,6 +10,7 @@ from scantling.arith import Dim, Num, minimum, wide
 from scantling.ops.op import Cache, Op, Part, chunked_pairs, symmetric_pairs, visible_pairs
 from scantling.ops.site import Site
 from scantling.spec import (
+    Alibi,
     BlockSelector,
     Chunk,
     Disentangled,
@@ -19,6 +20,7 @@ from scantling.spec import (
     Norm,
     QKNorm,
     RelativeBias,
+    Rope,
     Window,
 )
 
@@ -96,9 +98,18 @@ def _core(a: GroupedAttention, site: Site) -> Op:
     return Op(
         name=f"{site.path}.core", kind="attention", part="attention", m=site.queries, n=keys,
         k=k, repeat=site.times * (a.n_head * site.batch), tensors=tuple(extra), times=site.times,
-        visible=_visible(a, site, keys, sees), cache=cache, elements=k,
-        form="" if a.softcap is None else "softcap",
+        visible=_visible(a, site, keys, sees), cache=cache, elements=k, form=_form(a),
     )  # fmt: skip
+
+
+def _form(a: GroupedAttention) -> str:
+    """What is special in the scores, in words."""
+    said = {
+        "softcap": a.softcap is not None, "sinks": a.sinks, "rope": isinstance(a.position, Rope),
+        "alibi": isinstance(a.position, Alibi), "relative": isinstance(a.position, RelativeBias),
+        "masked": not isinstance(a.span, Full) and not a.cross, "causal": a.causal and not a.cross,
+    }  # fmt: skip
+    return " ".join(word for word, holds in said.items() if holds)
 
 
 def adapters(
@@ -219,7 +230,7 @@ def latent(a: LatentAttention, site: Site) -> Iterator[Op]:
             per_token=per_token, limit=limit, copies=site.times, permille=site.permille,
             expanded=expanded,
         ),
-        elements=k,
+        elements=k, form="causal" if limit is None else "masked causal",
     )  # fmt: skip
     if a.gate:
         yield site.matmul("gate", "attention", (("gate", a.n_head),), site.width)

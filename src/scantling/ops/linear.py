@@ -57,7 +57,7 @@ def gated_delta(a: GatedDelta, site: Site) -> Iterator[Op]:
     )
     scan = Chunked(
         heads=a.n_value_head, width=value, depth=a.d_key, chunk=a.scan_chunk,
-        pair=2 * a.d_key + a.d_state_value, passes=3,
+        pair=2 * a.d_key + a.d_state_value, passes=3, rule="delta",
     )  # fmt: skip
     yield from chunked(scan, site, weights)
     yield site.norm("norm", a.norm, a.d_state_value, "mixer", heads=a.n_value_head)

@@ -130,8 +130,9 @@ class Op(Struct, frozen=True, kw_only=True):
     """Routed experts the product is spread over: ``repeat`` counts ``top_k`` of them a token."""
     top_k: Dim | None = None
     form: str = ""
-    """Which of its like: a norm's kind, an activation's name, a router's scoring; ``softcap`` of
-    attention whose scores are capped."""
+    """Which of its like: a norm's kind, an activation's name, a router's scoring, a scan's rule; of
+    attention what is special in its scores, in words: softcap, sinks, rope, alibi, relative,
+    masked, causal."""
 
     def flops(self, convention: str = "full") -> Num:
         """Floating-point operations, 2 per multiply-add.

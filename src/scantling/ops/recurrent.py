@@ -70,6 +70,7 @@ def mamba2(s: Mamba2, site: Site) -> Iterator[Op]:
     scan = Chunked(
         heads=s.n_ssm_head, width=s.d_inner, depth=s.d_state, chunk=s.scan_chunk,
         pair=s.d_state + s.d_inner // s.n_ssm_head, passes=2, carries=True,
+        rule="state",
     )  # fmt: skip
     yield from chunked(scan, site, weights)
     if s.norm is not None:

@@ -72,6 +72,8 @@ class Chunked(Struct, frozen=True, kw_only=True):
     """Whether the states of all chunks are worked out from one another at once."""
     pads: bool = True
     """Whether the last chunk is filled up."""
+    rule: str = ""
+    """``state`` of state spaces, ``delta`` of the gated delta rule."""
 
 
 def chunked(c: Chunked, site: Site, tensors: tuple[Tensor, ...] = ()) -> Iterator[Op]:
@@ -89,7 +91,7 @@ def chunked(c: Chunked, site: Site, tensors: tuple[Tensor, ...] = ()) -> Iterato
     yield Op(
         name=f"{site.path}.pairs", kind="scan", part="mixer", m=site.batch * rows if c.pads else
         site.batch * pairs, n=c.chunk if c.pads else 1, k=c.pair, repeat=site.times * c.heads,
-        times=site.times, visible=site.batch * pairs,
+        times=site.times, visible=site.batch * pairs, form=c.rule,
     )  # fmt: skip
     yield Op(
         name=core.name, kind="scan", part="mixer", m=site.batch * rows, n=core.n, k=core.k,

@@ -29,7 +29,8 @@ from scantling.formats.compare import Comparison, compare
 from scantling.laws import Features
 from scantling.ops import operators
 from scantling.search import Candidate, budget, candidate, explain
-from scantling.search.candidate import DIMENSIONS, counted_json, rule_findings, unseen_findings
+from scantling.search.candidate import DIMENSIONS, counted_json
+from scantling.search.shape_findings import rule_findings, unseen_findings
 from scantling.spec import (
     Chunk,
     Spec,

@@ -103,6 +103,8 @@ def print_front(
         out.print(f"[dim]assumed {text}[/dim]")
     c = front.chosen
     show_table(out, _front_table(front, rows, plans))
+    if common := _common_text(front, rows):
+        out.print(f"[dim]every row: {common}[/dim]")
     how = "planned: days by the fastest split that fits" if b.chips_given else (
         "only ▶ is planned, --gpus plans every row")  # fmt: skip
     out.print(
@@ -159,17 +161,41 @@ def _front_table(front: Front, rows: int, plans: dict[str, Plans | None]) -> Tab
         ("KV/token", "right"), ("ms/token", "right"), ("D/L", "right"), ("F/D", "right"),
         ("findings", "left"),
     )  # fmt: skip
+    common = _common(front, rows)
     for i in front.spread(rows):
         style = "bold" if i == front.choice else None
-        row = _row(front.candidates[i], front.chosen, plans)
+        row = _row(front.candidates[i], front.chosen, plans, common)
         found.add_row("▶" if i == front.choice else "", *row[1 - len(listed) :], style=style)
     found.add_section()
     for c in front.baselines:
-        found.add_row(c.name, *_row(c, front.chosen, plans)[1 - len(listed) :], style="dim")
+        row = _row(c, front.chosen, plans, common)
+        found.add_row(c.name, *row[1 - len(listed) :], style="dim")
     return found
 
 
-def _row(c: Candidate, reference: Candidate, plans: dict[str, Plans | None]) -> list[str]:
+def _codes(c: Candidate) -> list[str]:
+    return list(dict.fromkeys(f["code"].lower() for f in findings(c)))
+
+
+def _shown(front: Front, rows: int) -> list[Candidate]:
+    return [*(front.candidates[i] for i in front.spread(rows)), *front.baselines]
+
+
+def _common(front: Front, rows: int) -> list[str]:
+    """Findings of every row, which are said once below the table."""
+    every = [_codes(c) for c in _shown(front, rows)]
+    return [code for code in _codes(front.chosen) if all(code in codes for codes in every)]
+
+
+def _common_text(front: Front, rows: int) -> str:
+    far = [c.extrapolation for c in _shown(front, rows)]
+    said = f"extrapolated ×{min(far):.1f} to ×{max(far):.1f}"
+    return ", ".join(_common(front, rows)).replace("law-extrapolated", said)
+
+
+def _row(
+    c: Candidate, reference: Candidate, plans: dict[str, Plans | None], common: list[str]
+) -> list[str]:
     own = [plan_cell(plans.get(c.name))] if c.budget.chips_given else []
     delta = "0" if c is reference else "not priced"
     if c.priced and reference.priced and c is not reference:
@@ -180,7 +206,7 @@ def _row(c: Candidate, reference: Candidate, plans: dict[str, Plans | None]) -> 
     if c.counted.active != c.counted.total:
         params += f" / {count_text(float(c.counted.active))}"
     shape = c.shape()
-    codes = ", ".join(dict.fromkeys(f["code"].lower() for f in findings(c)))
+    codes = ", ".join(code for code in _codes(c) if code not in common)
     if c.extrapolation > 1:
         codes = codes.replace("law-extrapolated", f"extrapolated ×{c.extrapolation:.1f}")
     return [

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from scantling.costs.alignment import power_of_two
 from scantling.costs.count import forward_flops, parameters, solve_width
 from scantling.errors import FieldError, ScantlingError
 from scantling.ops import operators
 from scantling.search import Budget, Candidate, candidate, difference
-from scantling.search.candidate import (
-    UNPRICED,
-    days_quantity,
-    decode_quantity,
-    power_of_two,
-)
+from scantling.search.candidate import UNPRICED, days_quantity, decode_quantity
 from scantling.spec import Spec, Workload, check, has, vary
 from scantling.units import parse_count
 

@@ -16,20 +16,13 @@ from scantling.errors import UnknownNameError
 from scantling.executor import ENGINES
 from scantling.laws import law
 from scantling.search.budget import Budget, Range, budget, least_days
-from scantling.search.candidate import (
-    Candidate,
-    axis_value,
-    binding,
-    candidate,
-    difference,
-    findings,
-    to_json,
-)
+from scantling.search.candidate import Candidate, candidate, difference, findings, to_json
 from scantling.search.choice import Chosen, choose
 from scantling.search.explain import explain, explain_all, set_by_all
 from scantling.search.infeasible import infeasible
 from scantling.search.peers import nearest_sparse
 from scantling.search.plans import Plans
+from scantling.search.shape_findings import axis_value, binding
 from scantling.search.shape_priors import narrowed
 from scantling.search.space import Axis, Space, list_legal, space, unpriced
 from scantling.search.sweep import Swept, sweep

@@ -38,7 +38,8 @@ from scantling.hardware import chip
 from scantling.laws import bounds
 from scantling.search.axes import ASPECT, HEAD_WIDTHS, depth_step, split
 from scantling.search.budget import OBJECTIVES, Budget, Range, budget
-from scantling.search.candidate import Candidate, axis_value, candidate, difference
+from scantling.search.candidate import Candidate, candidate, difference
+from scantling.search.shape_findings import axis_value
 from scantling.search.space import Space, space
 from scantling.search.sweep import legal
 from scantling.sources import read_data

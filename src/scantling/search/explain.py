@@ -10,6 +10,7 @@ from msgspec import Struct
 from scantling import catalog
 from scantling.arith import round_up
 from scantling.claims import claim
+from scantling.costs.alignment import power_of_two
 from scantling.costs.count import solve_width
 from scantling.errors import FieldError, ScantlingError, nearest
 from scantling.laws import bounds
@@ -18,14 +19,13 @@ from scantling.search.candidate import (
     DIMENSIONS,
     UNPRICED,
     Candidate,
-    axis_value,
     candidate,
     difference,
-    power_of_two,
     scheduled,
 )
 from scantling.search.kept import limits_of, priced
 from scantling.search.set_by import SET_BY
+from scantling.search.shape_findings import axis_value
 from scantling.search.shape_priors import shape_priors
 from scantling.search.space import (
     HEAD_WIDTHS,

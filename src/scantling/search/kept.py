@@ -6,8 +6,9 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from scantling.search.axes import bounded_axes
-from scantling.search.candidate import Candidate, axis_value
+from scantling.search.candidate import Candidate
 from scantling.search.objectives import limits, names
+from scantling.search.shape_findings import axis_value
 from scantling.search.space import limit, split
 from scantling.units import bytes_text, count_text, seconds_text
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from scantling.costs.alignment import power_of_two
 from scantling.laws import bounds, head_width_excess, law
 from scantling.search.axes import DEEP_ENCODER, OWN_HEAD, STATES
-from scantling.search.candidate import Candidate, axis_value, binding, ffn_widths, power_of_two
+from scantling.search.candidate import Candidate, ffn_widths
 from scantling.search.forms import width_multiple
+from scantling.search.shape_findings import axis_value, binding
 from scantling.search.space import TIE_ABOVE, limit, limits, split, unpriced
 from scantling.spec import divisors
 from scantling.units import bytes_text, count_text

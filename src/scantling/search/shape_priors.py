@@ -18,7 +18,7 @@ from scantling.claims import Verdict
 from scantling.errors import UnknownNameError
 from scantling.search.budget import Budget, Range
 from scantling.search.candidate import Candidate, difference
-from scantling.search.size import REFERENCE_ASPECT
+from scantling.search.size import body_of
 from scantling.sources import read_data
 
 
@@ -97,24 +97,14 @@ def shape_prior(name: str) -> ShapePrior:
 
 
 def approx_body(b: Budget) -> float:
-    """The body of a budget's size before any shape is known, of the active part with experts.
-
-    The table is that of a width 64 times the depth, tied below a share of 15 % twice over; wrong
-    by as much as a shape's width differs from that: a tenth of the body at most from 1 B up.
+    """The body of a budget's size before any shape is known (``size.body_of``), of what is active.
 
     Example:
         >>> from scantling.search.budget import budget
         >>> 5.5e9 < approx_body(budget(params="7B")) < 6.6e9
         True
     """
-    size = float(b.active or b.params)
-    body = size
-    for _ in range(20):
-        width = REFERENCE_ASPECT * (body / (12 * REFERENCE_ASPECT**2)) ** (1 / 3)
-        table = b.vocab_size * width
-        tied = b.tied if b.tied is not None else 2 * table > 0.15 * size
-        body = max(size - table * (1 if tied else 2), 0.05 * size)
-    return body
+    return body_of(float(b.active or b.params), b.vocab_size, b.tied)
 
 
 def narrowed(b: Budget) -> Budget:

@@ -45,21 +45,33 @@ def flops_of(
     return int(days * DAY_S * n_gpu * chip.rate(dtype) * mfu)
 
 
+def body_of(total: float, vocab_size: int, tied: bool | None = None) -> float:
+    """What embedding and head leave of all parameters, before any shape is known.
+
+    The table is that of a width 64 times the depth; wrong by as much as a shape's width differs
+    from that: an eighth of the body at most from 1 B up.
+
+    Example:
+        >>> 5.5e9 < body_of(7e9, 128_256) < 6.6e9
+        True
+    """
+    body = total
+    for _ in range(STEPS):
+        width = float(shaped(body, 1.0, REFERENCE_ASPECT).width)
+        tables = embedding_parameters(body, width, vocab_size, tied=tied)
+        body = max(total - tables, 0.05 * total)
+    return body
+
+
 def tokens_of(flops: int, passed: int, vocab_size: int, context: int) -> int:
     """Training tokens that such FLOPs are, for so many parameters that a token passes.
-
-    Embedding and head are among those; the body is what is left of them.
 
     Example:
         >>> round(10**22 / tokens_of(10**22, 7 * 10**9, 32_000, 4096) / (6 * 7e9), 2)  # over 6 N
         1.18
     """
-    body = float(passed)
-    for _ in range(STEPS):
-        width = shaped(body, 1.0, REFERENCE_ASPECT).width
-        body = max(passed - embedding_parameters(body, float(width), vocab_size), passed / 10)
     spent = Spending(flops=flops, vocab_size=vocab_size, context=context, aspect=REFERENCE_ASPECT)
-    return max(1, int(spent.tokens(body)))
+    return max(1, int(spent.tokens(body_of(passed, vocab_size))))
 
 
 def size_of(
@@ -91,9 +103,8 @@ def size_of(
     for step in range(first, last + 1):
         body = 10 ** (step / STEPS)
         shape = spent.features(body)
-        table = vocab_size * float(shape.width)
-        alike = tied if tied is not None else table > 0.15 * (body + 2 * table)
-        total = body + table * (1 if alike else 2)
+        tables = embedding_parameters(body, float(shape.width), vocab_size, tied=tied)
+        total = body + tables
         affordable = float(shape.tokens)
         if tokens is None:
             score = one.loss(replace(shape, total=total))

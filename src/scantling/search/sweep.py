@@ -166,7 +166,8 @@ def sweep(
 
 def legal(space: Space, b: Budget) -> Iterator[tuple[NDArray[np.int64], Costs]]:
     """Every shape of the right size and kind, not only the front: batches of rows and costs."""
-    for index, dims in _batches(_kept(space, b, CHUNK, empty({}), FAR)):
+    far = max(FAR, b.active_tolerance)
+    for index, dims in _batches(_kept(space, b, CHUNK, empty({}), far)):
         if len(dims["n_layer"]):
             costs = Costs(vary(space.families[index].spec, **dims), b)
             yield _rows(space, index, dims, costs.counted.total), costs

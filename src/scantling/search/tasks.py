@@ -10,7 +10,8 @@ import msgspec
 from msgspec import Struct
 
 from scantling.errors import FieldError
-from scantling.search.candidate import Candidate, axis_value
+from scantling.search.candidate import Candidate
+from scantling.search.shape_findings import axis_value
 from scantling.sources import read_data
 from scantling.spec import Full, GroupedAttention, LatentAttention, Layer, Spec
 from scantling.spec.modules import (

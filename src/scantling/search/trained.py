@@ -18,7 +18,7 @@ from scantling.search.plan_question import question
 from scantling.search.plans import Plans, answer
 from scantling.spec import Spec
 from scantling.spec.plan import Plan
-from scantling.units import bytes_text
+from scantling.units import bytes_text, count_text
 
 
 def planned(
@@ -87,9 +87,11 @@ def plan_text(found: Plans) -> str:
         needs = "" if least is None else f": at least {bytes_text(least)} a chip, it has {room}"
         return f"does not fit {where} in any split{needs}; more chips, or scantling plan"
     p = said["plan"]
+    cost = said["cost"]
+    paid = "" if cost is None else f", cost {count_text(cost)} at {q.price:g} a GPU-hour"
     return (f"{found.verdict} {where} ({split_text(p)}): "
             f"{bytes_text(said['memory_high_bytes'])} of {room} a chip at the upper end, "
-            f"MFU {said['mfu']:.0%}, {said['days']:.3g} days")  # fmt: skip
+            f"MFU {said['mfu']:.0%}, {said['days']:.3g} days{paid}")  # fmt: skip
 
 
 def split_text(p: dict[str, Any], between: str = " ") -> str:

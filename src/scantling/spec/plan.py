@@ -165,6 +165,8 @@ class Recipe(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         offload_weights: Whether shared weights live there too and come when they are gathered.
         bucket_elements: Elements of weights and gradients that software keeps in flight in buckets
             of its own, at 16 bits; see ``validate/memory.py`` for DeepSpeed's defaults.
+        plain: Whether all is written out, operation by operation, as in the lab's model, on one
+            device or under ZeRO, and gradients are freed after each step.
         adapter: Fine-tuning by adapters on frozen weights; None trains every weight.
 
     Example:
@@ -196,4 +198,5 @@ class Recipe(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     offload: bool = False
     offload_weights: bool = False
     bucket_elements: int = 0
+    plain: bool = False
     adapter: Adapter | Prompt | None = None
