@@ -1,5 +1,7 @@
 """Random specs that the lab can build, small enough to run: those of random_specs, made tame."""
 
+from itertools import pairwise
+
 from msgspec.structs import replace
 
 import random_specs
@@ -12,6 +14,7 @@ from scantling.spec import (
     Experts,
     GatedDelta,
     GroupedAttention,
+    Handed,
     HyperConnections,
     Indexer,
     KimiDelta,
@@ -24,8 +27,10 @@ from scantling.spec import (
     Plain,
     RelativeBias,
     Rope,
+    Router,
     Run,
     Stack,
+    TokenConv,
     check,
 )
 from scantling.spec.vary import nodes, rewrite
@@ -43,7 +48,9 @@ def position(node):
     if isinstance(p, RelativeBias):
         return replace(p, each_layer=True)  # one table of the stack needs equal heads
     if isinstance(p, Disentangled):
-        p = replace(p, n_relative=24, norm=None)
+        used = p.content_to_position or p.position_to_content
+        p = replace(p, n_relative=24, norm=None, content_to_position=p.content_to_position
+                    or not used)  # fmt: skip
         return replace(p, shared=p.shared and node.n_head == node.n_kv_head)
     return p
 
@@ -118,7 +125,14 @@ def block(node):
     return replace(node, residual=r)
 
 
-def tame(d, node):  # noqa: PLR0911 - one case for each kind of struct
+def heard(blocks):
+    """A block that hands on to one which reads what it is handed."""
+    one, following = blocks
+    deaf = following is not None and isinstance(following.branches[0].module, TokenConv)
+    return replace(one, residual=Plain()) if deaf and isinstance(one.residual, Handed) else one
+
+
+def tame(d, node):
     """A node small enough to run, whose parts go together."""
     if isinstance(node, GroupedAttention):
         return grouped(d, node)
@@ -141,6 +155,8 @@ def tame(d, node):  # noqa: PLR0911 - one case for each kind of struct
         return ChannelMix(small(node.d_ff, 60))
     if isinstance(node, Block):
         return block(node)
+    if isinstance(node, Layer):
+        return replace(node, blocks=tuple(map(heard, pairwise((*node.blocks, None)))))
     if isinstance(node, Stack):
         return replace(node, layout=tuple(Run(r.pattern, small(r.n, 3)) for r in node.layout[:2]))
     return node
@@ -154,12 +170,14 @@ def spec(structure):
     if own is not None:
         d_embed = e.d_embed if own.audio is None else None
         own, e = replace(own, d_embed=d_embed), replace(e, d_embed=d_embed)
+    if own is not None and own.audio is not None:
+        one = replace(one, encoder=rewrite(one.encoder, unhashed))
     if one.encoder is not None and own is None:
         e = replace(e, per_layer=None)  # an encoder that reads what the decoder does has none
         one = rewrite(one, without_own_inputs)
     head = one.head
     if head is not None:
-        met = head.project or e.d_embed is not None and head.transform is None
+        met = head.project or (e.d_embed is not None and head.transform is None)
         head = replace(head, project=met)
     one = replace(
         one, d_model=8 * small(one.d_model // 8, 5), vocab_size=small(one.vocab_size, 90) + 4,
@@ -186,6 +204,11 @@ def without_own_inputs(node):
         return node
     kept = [b for b in node.blocks if not isinstance(b.branches[0].module, PerLayerInput)]
     return replace(node, blocks=tuple(kept))
+
+
+def unhashed(node):
+    """A router that reads no tokens."""
+    return replace(node, hashed=False) if isinstance(node, Router) else node
 
 
 def widths(node, d_model):

@@ -207,7 +207,6 @@ class Grouped(nn.Module):
         self, made: dict[str, Tensor], turns: Tensor | None, key_turns: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
         """Queries and keys by head, turned: as one tensor, or each after its norm."""
-        key_turns = turns if key_turns is None else key_turns
         both = made.get("both")
         if both is not None:
             heads = both.view(*both.shape[:-1], self.h + self.k, self.width)
@@ -218,6 +217,7 @@ class Grouped(nn.Module):
         q = self.heads(made["q"], self.h, self.q_norm)
         k = self.heads(made["k"], self.k, self.k_norm) if "k" in made else None
         if turns is not None:
+            key_turns = turns if key_turns is None else key_turns
             q, k = turned(q, turns), None if k is None else turned(k, key_turns)
         return q, k
 

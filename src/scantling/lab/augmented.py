@@ -5,7 +5,7 @@ As Gemma 3n has them, and DeBERTa-v2 its convolution.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor, nn
@@ -141,11 +141,12 @@ class Alternate(nn.Module):
     def predict(self, x_BTnD: Tensor) -> Tensor:
         """All streams, each with a mix of all added."""
         mix_BTnn = self.coefficients(self.routed(x_BTnD[..., 0, :])).unflatten(-1, (self.n, -1))
-        return x_BTnD + (x_BTnD.mT @ mix_BTnn.mT).mT
+        added_BTnD: Tensor = (x_BTnD.mT @ mix_BTnn.mT).mT
+        return x_BTnD + added_BTnD
 
     def correct(self, predicted_BTnD: Tensor, made_BTD: Tensor) -> Tensor:
         """All streams, each with its factor of what the layer changed in the first."""
-        factor_BTn = self.factors(self.routed(made_BTD)) + 1.0
+        factor_BTn: Tensor = self.factors(self.routed(made_BTD)) + 1.0
         change_BTD = made_BTD - predicted_BTnD[..., 0, :]
         return predicted_BTnD + factor_BTn[..., None] * change_BTD[..., None, :]
 
@@ -164,7 +165,7 @@ class Streams(nn.Module):
     def named(self) -> Named:
         """Its weights by their names in ``ops``."""
         for one in (*self.make, *self.merge):
-            yield from one.named()  # type: ignore[operator]
+            yield from cast("Fused", one).named()
 
     @staticmethod
     def sized(x_BTD: Tensor, like_BTD: Tensor) -> Tensor:

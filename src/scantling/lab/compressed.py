@@ -11,7 +11,7 @@ from torch.nn import functional
 from scantling.lab.attention import attend
 from scantling.lab.flow import Flow, Places, turned
 from scantling.lab.numerics import Numerics
-from scantling.lab.parts import Fused, Named, Normed
+from scantling.lab.parts import Fused, Named, Normed, by_block, by_head
 from scantling.lab.selected import best, straight
 from scantling.spec import CompressedAttention, Norm, Rope, Window
 
@@ -105,7 +105,7 @@ class EntryIndex(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Which entries each query reads, B × T × E, and nothing with their slope."""
         entry_BEh = self.entries(x_BTD, flow)
-        q_BTHh = self.q(q_BTr).unflatten(-1, (self.h, -1))
+        q_BTHh = by_head(self.q(q_BTr), self.h)
         q_BTHh = turned_last(q_BTHh, self.position, self.d_head, flow.places)
         scores_BTHE = functional.relu(q_BTHh @ entry_BEh[:, None].mT) * self.width**-0.5
         weight_BTH = self.weight(x_BTD) * self.h**-0.5
@@ -169,7 +169,7 @@ class Compressed(nn.Module):
         a, watch = self.a, flow.watch
         down = self.down.split(x_BTD)
         q_BTr = self.q_norm(down["q_down"])
-        q_BTHh = self.head_norm(self.q(q_BTr).unflatten(-1, (self.h, -1)))
+        q_BTHh = self.head_norm(by_head(self.q(q_BTr), self.h))
         q_BTHh = turned_last(q_BTHh, a.position, self.width, flow.places)
         kv_BT1h = self.kv_norm(down["kv"])[..., None, :]
         kv_BT1h = turned_last(kv_BT1h, a.position, self.width, flow.places)
@@ -182,7 +182,7 @@ class Compressed(nn.Module):
         if self.entries is not None:
             entry_BEh, open_, slope = self.beyond(x_BTD, q_BTr, flow)
             kv_B1Sh = torch.cat((kv_B1Sh, entry_BEh[:, None]), 2)
-            lead = torch.broadcast_shapes(seen.shape[:-2], open_.shape[:-2])
+            lead = max(seen.shape[:-2], open_.shape[:-2], key=len)  # none, or B × 1
             seen = torch.cat([t.expand(*lead, *t.shape[-2:]) for t in (seen, open_)], -1)
             if slope is not None:
                 bias = functional.pad(slope, (x_BTD.shape[1], 0))
@@ -193,8 +193,8 @@ class Compressed(nn.Module):
         if watch is not None:
             watch(f"{path}.attention", out_BHTh)
         back = turned_last(out_BHTh.transpose(1, 2), a.position, self.width, flow.places, back=True)
-        by_group = back.flatten(-2).unflatten(-1, (self.group_gro.shape[0], -1))
-        grouped = torch.einsum("btgo,gro->btgr", by_group, self.group_gro).flatten(-2)
+        by_group = by_head(back.flatten(-2), self.group_gro.shape[0])
+        grouped = by_block(by_group, self.group_gro.mT).flatten(-2)
         out_BTD: Tensor = self.o(grouped)
         if watch is not None:
             watch(f"{path}.output", out_BTD)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from scantling.lab.flow import Flow
-from scantling.lab.parts import Fused, Named, maybe
+from scantling.lab.parts import Fused, Named, by_head, maybe
 from scantling.spec import Disentangled
 
 
@@ -88,7 +88,7 @@ class Relative(nn.Module):
             stored = dict(qkv.named())
             leaf = "k" if name == "position_key" else "q"
             made_Rw = functional.linear(rows_Rw, stored[leaf], stored.get(f"{leaf}_bias"))
-        return made_Rw.unflatten(-1, (self.h, -1)).transpose(0, 1)
+        return by_head(made_Rw, self.h).transpose(0, 1)
 
     def forward(self, q_BHTh: Tensor, k_BHSh: Tensor, qkv: Fused, flow: Flow) -> Tensor:
         """What distances add to the logits before they are scaled, B × H × T × S."""

@@ -100,6 +100,7 @@ class Last(nn.Module):
             self.transform = Fused(inner, {"head_transform": width}, bias=t.bias)
             self.act = activation(t.activation)
             self.norm = maybe(t.norm, width, epsilon)
+        self.logits_bias: Tensor | None
         bias = torch.zeros(vocab_size) if head.buffer_bias else None
         self.register_buffer("logits_bias", bias)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from statistics import NormalDist
 from typing import TYPE_CHECKING
 
@@ -52,6 +53,7 @@ class Xielu(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
+        self.constants_2: Tensor
         self.alphas_2 = nn.Parameter(torch.expm1(torch.tensor([0.8, 0.3])).log())
         self.register_buffer("constants_2", torch.tensor([0.5, -1e-6]))
 
@@ -72,9 +74,7 @@ class Xielu(nn.Module):
 class Feed(nn.Module):
     """down(act(gate x) · up x), or down(act(up x)); gate and up are one product."""
 
-    def __init__(
-        self, f: Dense, d_model: int, numerics: Numerics, *, prefix: str = ""
-    ) -> None:
+    def __init__(self, f: Dense, d_model: int, numerics: Numerics, *, prefix: str = "") -> None:
         super().__init__()
         self.f, self.numerics, d_ff = f, numerics, int(f.d_ff)
         outs = {f"{prefix}gate": d_ff if f.gated else 0, f"{prefix}up": d_ff}
@@ -82,7 +82,8 @@ class Feed(nn.Module):
         self.up = product(d_model, outs, rank, bias=f.in_bias)
         self.down = product(d_ff, {f"{prefix}down": d_model}, rank, bias=f.out_bias, role="out")
         self.gated = f.gated
-        self.act = Xielu() if f.activation == "xielu" else activation(f.activation)
+        own = f.activation == "xielu"
+        self.act: Callable[[Tensor], Tensor] = Xielu() if own else activation(f.activation)
         self.inner = None
         if f.inner_norm is not None:
             self.inner = Normed(f.inner_norm, d_ff, epsilon=numerics.epsilon)
@@ -136,9 +137,7 @@ class Routed(nn.Module):
     Numbers from E on are experts that hand back what they read.
     """
 
-    def __init__(
-        self, e: Experts, d_model: int, numerics: Numerics, vocab_size: int = 0
-    ) -> None:
+    def __init__(self, e: Experts, d_model: int, numerics: Numerics, vocab_size: int = 0) -> None:
         super().__init__()
         self.e, self.numerics, n, f = e, numerics, int(e.n_expert), int(e.d_expert)
         r, known = e.router, n + int(e.n_zero or 0)
@@ -161,6 +160,7 @@ class Routed(nn.Module):
         self.expert_scale_E = nn.Parameter(torch.ones(n)) if r.expert_scale else None
         if r.hashed:  # neighbouring tokens of the vocabulary differ in one expert
             table = torch.arange(vocab_size)[:, None] + torch.arange(int(e.top_k))
+            self.table_Vk: Tensor
             self.register_buffer("table_Vk", table % n)
         self.act = activation(e.activation)
         s = e.shared
@@ -220,9 +220,12 @@ class Routed(nn.Module):
         if self.numerics.renormalise:
             weight_Nk = weight_Nk / weight_Nk.sum(-1, keepdim=True)
         if self.expert_scale_E is not None:
-            weight_Nk = weight_Nk * functional.pad(
-                self.expert_scale_E, (0, int(self.e.n_zero or 0)), value=1.0
-            )[which_Nk]
+            weight_Nk = (
+                weight_Nk
+                * functional.pad(self.expert_scale_E, (0, int(self.e.n_zero or 0)), value=1.0)[
+                    which_Nk
+                ]
+            )
         return (weight_Nk * self.numerics.routed_scale).to(x_ND.dtype), which_Nk
 
     def highest(self, scores_NE: Tensor) -> Tensor:

@@ -75,9 +75,7 @@ class Places:
         """The plain causal mask, for attention that cannot be told so."""
         return self.once("causal", lambda: visible(Full(), self.at, causal=True))
 
-    def buckets(
-        self, bias: RelativeBias, keys: Places | None = None, *, causal: bool
-    ) -> Tensor:
+    def buckets(self, bias: RelativeBias, keys: Places | None = None, *, causal: bool) -> Tensor:
         """T5's bucket of each distance."""
         away = self.distance(keys)
         return self.once(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 from msgspec.structs import replace
@@ -71,9 +72,7 @@ GRAMMAR: dict[type, str] = {
     AltUp: "n_stream norm",
     Run: "pattern n",
     Layer: "name blocks stored_scale",
-    Embeddings: (
-        "position d_embed project_bias n_token_type norm norm_last scale audio per_layer"
-    ),
+    Embeddings: ("position d_embed project_bias n_token_type norm norm_last scale audio per_layer"),
     LearnedPosition: "rows narrow",
     Audio: "n_mel d_conv",
     PerLayerTables: "rows d_per_layer norm",
@@ -182,19 +181,22 @@ def _embedded(spec: Spec) -> None:
          "reads as many numbers as the table has")  # fmt: skip
     need(e.audio is None, "embeddings.audio", "Audio", "is read by an encoder")
     need(e.per_layer is None or spec.encoder is None or own is not None, "embeddings.per_layer",
-         "PerLayerTables", "are read by a decoder, so an encoder needs embeddings of its own")  # fmt: skip
+         "PerLayerTables", "are read by a decoder: an encoder needs its own embeddings")  # fmt: skip
     if own is not None:
         need(own.d_embed == e.d_embed, "encoder_embeddings.d_embed", own.d_embed,
              f"must be that of the table, {e.d_embed}")  # fmt: skip
         need(own.per_layer is None, "encoder_embeddings.per_layer", "PerLayerTables",
              "is read by a decoder")  # fmt: skip
+        hashed = any(isinstance(n, Router) and n.hashed for _, n in nodes(spec.encoder or spec))
+        need(own.audio is None or not hashed, "encoder.router.hashed", value=True,
+             rule="needs tokens, which frames of sound are not")  # fmt: skip
         need(own.audio is None or own.d_embed is None, "encoder_embeddings.d_embed", own.d_embed,
              "cannot stand beside frames of sound")  # fmt: skip
     for stack, tables in ((spec.decoder, e.per_layer), (spec.encoder, None)):
         for path, node in nodes(stack) if stack is not None else ():
             if isinstance(node, PerLayerInput):
                 need(tables is not None and tables.d_per_layer == node.d_per_layer, path,
-                     node.d_per_layer, "needs tables of its width in embeddings.per_layer")  # fmt: skip
+                     node.d_per_layer, "needs embeddings.per_layer of its width")  # fmt: skip
 
 
 def _grouped(spec: Spec, path: str, a: GroupedAttention) -> None:
@@ -213,7 +215,7 @@ def _grouped(spec: Spec, path: str, a: GroupedAttention) -> None:
         need(not a.shares_kv, f"{path}.shares_kv", value=True,
              rule="cannot stand with disentangled positions here")  # fmt: skip
         need(not p.shared or a.n_head == a.n_kv_head, f"{path}.n_kv_head", a.n_kv_head,
-             f"must be n_head {a.n_head} where positions use the projections of the contents")  # fmt: skip
+             f"must be n_head {a.n_head} where positions share its projections")  # fmt: skip
     _turns(spec, path, a)
 
 
@@ -256,6 +258,15 @@ def _block(_: Spec, path: str, block: Block) -> None:
                  "cannot both stand before attention that reads more than the stream")  # fmt: skip
 
 
+def _layer(_: Spec, path: str, layer: Layer) -> None:
+    for first, second in pairwise(layer.blocks):
+        passes = isinstance(first.residual, Handed) and all(
+            isinstance(b.module, TokenConv) for b in second.branches
+        )
+        need(not passes, f"{path}.residual", "Handed", "hands to a convolution over tokens, which "
+             "reads the layer's input")  # fmt: skip
+
+
 def _stack(_: Spec, path: str, stack: Stack) -> None:
     """Under AltUp a layer's own embedding joins the streams that the layer does not work on."""
     for name in stack.occurrences() if stack.altup is not None else ():
@@ -269,7 +280,7 @@ def _stack(_: Spec, path: str, stack: Stack) -> None:
 RULES: dict[type, tuple[Callable[[Spec, str, Any], None], ...]] = {
     GroupedAttention: (_grouped,), LatentAttention: (_turns,), CompressedAttention: (_turns,),
     Experts: (_experts,), Dense: (_dense,), PerLayerInput: (_acts,), Transform: (_acts,),
-    TokenConv: (_acts,), Block: (_block,), Stack: (_stack,),
+    TokenConv: (_acts,), Block: (_block,), Layer: (_layer,), Stack: (_stack,),
 }  # fmt: skip
 """Combinations of parts that have no meaning, or none here."""
 

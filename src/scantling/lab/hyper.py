@@ -92,7 +92,7 @@ class Constrained(nn.Module):
         made = self.product(flat(x_BTnD, self.epsilon)).split([n, n, n * n], -1)
         read, write, mix = (
             weights * scale + base for weights, scale, base in
-            zip(made, self.scale_3, self.base.split([n, n, n * n]), strict=True)
+            zip(made, self.scale_3, torch.split(self.base, [n, n, n * n]), strict=True)
         )  # fmt: skip
         read = read.sigmoid() + LEAST
         mix_nn = stochastic(mix.unflatten(-1, (n, n)))

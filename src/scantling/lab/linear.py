@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from scantling.lab.flow import Flow
 from scantling.lab.numerics import Numerics
-from scantling.lab.parts import Fused, Named, Normed, maybe
+from scantling.lab.parts import Fused, Named, Normed, by_head, maybe
 from scantling.lab.recurrent import Convolution, chunks, recurrent_start, unit
 from scantling.spec import KimiDelta, LinearAttention
 
@@ -28,9 +28,7 @@ class Lightning(nn.Module):
         depth: Its layer over the last one's, 0 to 1.
     """
 
-    def __init__(
-        self, a: LinearAttention, d_model: int, numerics: Numerics, depth: float
-    ) -> None:
+    def __init__(self, a: LinearAttention, d_model: int, numerics: Numerics, depth: float) -> None:
         super().__init__()
         self.a, self.h, self.chunk = a, int(a.n_head), int(a.scan_chunk)
         width = self.h * int(a.d_head)
@@ -38,6 +36,10 @@ class Lightning(nn.Module):
         self.norm = maybe(a.norm, width, numerics.epsilon)
         self.gate = Fused(d_model, {"gate": width}) if a.gated else None
         self.o = Fused(width, {"o": d_model}, role="out")
+        self.slope: Tensor
+        self.query_decay: Tensor
+        self.key_decay: Tensor
+        self.pair_decay: Tensor
         for name, table in self.decays(1 - depth + 1e-5).items():
             self.register_buffer(name, table, persistent=a.stored_decay)
 
@@ -48,8 +50,12 @@ class Lightning(nn.Module):
         slope_H11 = 2.0 ** (-8.0 * torch.arange(1, self.h + 1) / self.h)[:, None, None] * factor
         ahead = at - at.mT
         fading = torch.where(ahead >= 0, -slope_H11 * ahead, -torch.inf)
-        return {"slope": slope_H11, "query_decay": torch.exp(-slope_H11 * at),
-                "key_decay": torch.exp(-slope_H11 * (c - at)), "pair_decay": fading.exp()}
+        return {
+            "slope": slope_H11,
+            "query_decay": torch.exp(-slope_H11 * at),
+            "key_decay": torch.exp(-slope_H11 * (c - at)),
+            "pair_decay": fading.exp(),
+        }
 
     def named(self) -> Named:
         """Its weights by their names in ``ops``."""
@@ -65,11 +71,11 @@ class Lightning(nn.Module):
     def forward(self, x_BTD: Tensor, flow: Flow, path: str) -> Tensor:
         """The same shape back; the last block is as long as what is left."""
         q, k, v = (
-            t.unflatten(-1, (self.h, -1)).transpose(1, 2)
+            by_head(t, self.h).transpose(1, 2)
             for t in functional.silu(self.qkv(x_BTD)).chunk(3, -1)
         )
         state, out = q.new_zeros(*q.shape[:2], q.shape[-1], q.shape[-1]), []
-        for q_c, k_c, v_c in zip(*(t.split(self.chunk, 2) for t in (q, k, v)), strict=True):
+        for q_c, k_c, v_c in zip(*(torch.split(t, self.chunk, 2) for t in (q, k, v)), strict=True):
             n = q_c.shape[2]
             within = ((q_c @ k_c.mT) * self.pair_decay[:, :n, :n]) @ v_c
             out.append(within + (q_c * self.query_decay[:, :n]) @ state)
@@ -112,22 +118,22 @@ class Kimi(nn.Module):
     def named(self) -> Named:
         """Its weights by their names in ``ops``."""
         for part in (self.qkv, self.conv, *self.forget, *self.gate, self.b, self.o):
-            yield from part.named()  # type: ignore[operator]
+            yield from cast("Fused", part).named()
         yield from (("dt_bias", self.dt_bias_H), ("decay", self.a_log_H))
         yield from self.norm.named("norm")
 
     def forward(self, x_BTD: Tensor, flow: Flow, path: str) -> Tensor:
         """The same shape back."""
-        q, k, v = (t.unflatten(-1, (self.h, -1)) for t in self.conv(self.qkv(x_BTD)).chunk(3, -1))
+        q, k, v = (by_head(t, self.h) for t in self.conv(self.qkv(x_BTD)).chunk(3, -1))
         step = functional.softplus(self.forget(x_BTD) + self.dt_bias_H)
-        decay_BTHk = -self.a_log_H.exp()[:, None] * step.unflatten(-1, (self.h, -1))
+        decay_BTHk = -self.a_log_H.exp()[:, None] * by_head(step, self.h)
         y_BTHv = channel_delta_rule(
             unit(q) * int(self.a.d_delta) ** -0.5, unit(k), v, self.b(x_BTD).sigmoid(),
             decay_BTHk, int(self.a.scan_chunk),
         )  # fmt: skip
         if flow.watch is not None:
             flow.watch(f"{path}.attention", y_BTHv.flatten(-2))
-        gate = self.gate(x_BTD).unflatten(-1, (self.h, -1)).sigmoid()
+        gate = by_head(self.gate(x_BTD), self.h).sigmoid()
         out_BTD: Tensor = self.o((self.norm(y_BTHv) * gate).flatten(-2))
         if flow.watch is not None:
             flow.watch(f"{path}.output", out_BTD)
@@ -138,9 +144,7 @@ def _gate(name: str, d_model: int, width: int, rank: int | None) -> nn.Sequentia
     """A projection of the stream, straight or through a narrow width."""
     if rank is None:
         return nn.Sequential(Fused(d_model, {name: width}))
-    return nn.Sequential(
-        Fused(d_model, {f"{name}_a": rank}), Fused(rank, {f"{name}_b": width})
-    )
+    return nn.Sequential(Fused(d_model, {f"{name}_a": rank}), Fused(rank, {f"{name}_b": width}))
 
 
 def channel_delta_rule(

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
-from torch import nn
 
 from scantling.lab.attention import Grouped, Latent
 from scantling.lab.augmented import LowRank, Neighbours, OwnEmbedding, Projected
@@ -36,6 +35,9 @@ from scantling.spec import (
     ShortConv,
     TokenConv,
 )
+
+if TYPE_CHECKING:
+    from torch import nn
 
 WITH_NUMERICS: dict[type, Callable[[Any, int, Numerics], nn.Module]] = {
     LatentAttention: Latent, CompressedAttention: Compressed, Mamba1: Selective,

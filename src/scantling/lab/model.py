@@ -6,7 +6,7 @@ v widths of a key and of a value, S keys, E experts, F hidden width, V vocabular
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, cast
 
 import torch
@@ -67,6 +67,7 @@ class Layered(nn.Module):
     ) -> None:
         super().__init__()
         self.path, self.blocks, self.altup = path, nn.ModuleList(blocks), altup
+        self.scale_1: Tensor | None
         scale = torch.ones(1) if layer.stored_scale else None
         self.register_buffer("scale_1", scale)
         last = layer.blocks[-1].branches[0].module
@@ -78,7 +79,7 @@ class Layered(nn.Module):
         if self.altup is not None:
             yield from self.altup.named("")
         if self.scale_1 is not None:
-            yield f"{self.blocks[-1].names[0]}.layer_scale", self.scale_1
+            yield f"{cast('Branched', self.blocks[-1]).names[0]}.layer_scale", self.scale_1
 
     def forward(self, x_BTD: Tensor, flow: Flow) -> Tensor:
         """The stream after the layer, or its streams, B × T × n × D."""
@@ -189,8 +190,9 @@ class Layers(nn.Module):
             if part is not None:
                 yield from _weights(self.path, None, part.named())
         for i, layer in enumerate(self.layers):
-            yield from _weights(layer.path, i, layer.outer())  # type: ignore[operator]
-            for block in layer.blocks:  # type: ignore[union-attr]
+            assert isinstance(layer, Layered), "it holds nothing else"
+            yield from _weights(layer.path, i, layer.outer())
+            for block in cast("Iterable[Branched]", layer.blocks):
                 for j, name, tensor in block.added():
                     yield Weight(f"{layer.path}.{block.names[j]}.{name}", i, tensor)
                 outer = block.outer() if self._new(block, seen) else iter(())
@@ -198,7 +200,8 @@ class Layers(nn.Module):
                 for name, side in zip(block.names, block.sides, strict=True):
                     if id(side) not in seen:
                         seen.add(id(side))
-                        yield from _weights(f"{layer.path}.{name}", i, side.named())
+                        own = cast("Side", side).named()
+                        yield from _weights(f"{layer.path}.{name}", i, own)
         if self.final is not None:
             yield from _weights(self.path, None, self.final.named("final_norm"))
 
@@ -230,7 +233,6 @@ class Layers(nn.Module):
             if flow.watch is not None:
                 flow.watch(f"{self.path}.norm", x_BTD)
         return x_BTD
-
 
     def joined(self, x_BTD: Tensor, flow: Flow, *, last: bool) -> Tensor:
         """The stream with what was to join it behind this layer; all of it behind the last."""
@@ -361,8 +363,8 @@ class Decoder(nn.Module):
         places = self.at(x_BSD.shape[-2], x_BSD.device)
         flow = Flow(places, watch, fused=self.fused)
         flow.tokens_BT, flow.embedded_BTD = None if sound else source_BS, x_BSD
-        x_BSD = self.encoder(x_BSD, flow)
-        return x_BSD
+        found: Tensor = self.encoder(x_BSD, flow)
+        return found
 
     def hidden(
         self, tokens_BT: Tensor, watch: Watch | None = None, source: Tensor | None = None

@@ -29,6 +29,7 @@ falls as 1/√m more.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import MethodType
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -146,8 +147,8 @@ def initialise(model: Decoder, init_std: float | None, seed: int) -> None:
                 nn.init.zeros_(module.bias)
         elif isinstance(module, Convolution):
             fill(module.weight, module.weight.shape[-1])
-        elif hasattr(module, "start"):
-            module.start(fill)
+        elif isinstance(start := getattr(module, "start", None), MethodType):
+            start(fill)
     _deep_norm(model, n_layer, out_gain)
 
 

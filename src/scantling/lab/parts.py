@@ -49,7 +49,7 @@ class Fused(nn.Linear):
         super().__init__(int(d_in), sum(self.outs.values()), bias=bias)
         if self.plain:
             biased = self.out_features - self.outs[self.plain]
-            self.bias = nn.Parameter(torch.zeros(biased)) if biased else None
+            self.register_parameter("bias", nn.Parameter(torch.zeros(biased)) if biased else None)
 
     def reset_parameters(self) -> None:
         """Nothing: all weights are set at once, from one seed, by ``param``."""
@@ -124,6 +124,22 @@ def product(
     if rank is None:
         return Fused(d_in, outs, bias=bias, role=role)
     return Factored(d_in, outs, rank, bias=bias, role=role)
+
+
+def by_head(x_BTw: Tensor, n: int) -> Tensor:
+    """The last axis as n vectors: B × T × n × h."""
+    return x_BTw.reshape(*x_BTw.shape[:-1], n, -1)
+
+
+def by_block(x_BTbi: Tensor, weight_bij: Tensor) -> Tensor:
+    """Each block of numbers through a matrix of its own: B × T × b × j.
+
+    Example:
+        >>> by_block(torch.ones(1, 2, 3, 4), torch.ones(3, 4, 5)).shape
+        torch.Size([1, 2, 3, 5])
+    """
+    made_bNj = x_BTbi.flatten(0, 1).transpose(0, 1) @ weight_bij
+    return made_bNj.transpose(0, 1).reshape(*x_BTbi.shape[:-1], -1)
 
 
 class Normed(nn.Module):

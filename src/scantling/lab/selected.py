@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from scantling.lab.flow import Flow, turned
-from scantling.lab.parts import Fused, Named, Normed
+from scantling.lab.parts import Fused, Named, Normed, by_head
 from scantling.spec import BlockSelector, Indexer, Norm, Rope
 
 
@@ -65,7 +65,7 @@ class Index(nn.Module):
 
     def forward(self, x_BTD: Tensor, q_BTr: Tensor, flow: Flow) -> tuple[Tensor, Tensor]:
         """Which keys each query reads, B × 1 × T × S, and nothing with their slope."""
-        q_BTHh = self.q(q_BTr).unflatten(-1, (self.h, -1))
+        q_BTHh = by_head(self.q(q_BTr), self.h)
         made = self.kw.split(x_BTD)
         k_BTh = self.norm(made["index_k"])
         q_BTHh = turned_first(q_BTHh, self.position, self.d_rope, flow)
@@ -115,7 +115,7 @@ class Blocks(nn.Module):
     def forward(self, x_BTD: Tensor, n_head: int, flow: Flow) -> tuple[Tensor, Tensor]:
         """Which keys each query reads, B × H × T × S, and nothing with their slope."""
         made = self.qk.split(x_BTD)
-        q_BThw = self.q_norm(made["index_q"].unflatten(-1, (self.h, -1)))
+        q_BThw = self.q_norm(by_head(made["index_q"], self.h))
         k_BT1w = self.k_norm(made["index_k"])[..., None, :]
         q_BThw, k_BT1w = (
             turned_first(t, self.position, self.d_head, flow) for t in (q_BThw, k_BT1w)

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from scantling.lab.flow import Flow
 from scantling.lab.numerics import Numerics
-from scantling.lab.parts import Fused, Named, maybe
+from scantling.lab.parts import Fused, Named, by_block, by_head, maybe
 from scantling.lab.recurrent import Convolution
 from scantling.spec import ChannelMix, Mamba1, RgLru, Rwkv, ShortConv
 
@@ -85,10 +85,10 @@ class Selective(nn.Module):
                 parts[name] = norm(parts[name])
             return self.dt_up(parts["dt"]), parts["b"][..., None, :], parts["c"][..., None, :]
         heads = self.select_hmi.shape[0]
-        x_BThi = x_BTi.unflatten(-1, (heads, -1))
-        made = torch.einsum("bthi,hmi->bthm", x_BThi, self.select_hmi)
-        dt, b, c = made.split([self.rank, self.depth, self.depth], -1)
-        dt_BThi = torch.einsum("bthr,hir->bthi", dt, self.dt_up_hir) + self.dt_up_bias_hi
+        x_BThi = by_head(x_BTi, heads)
+        made = by_block(x_BThi, self.select_hmi.mT)
+        dt, b, c = torch.split(made, [self.rank, self.depth, self.depth], -1)
+        dt_BThi = by_block(dt, self.dt_up_hir.mT) + self.dt_up_bias_hi
         b, c = (t.repeat_interleave(self.inner // heads, -2) for t in (b, c))
         return dt_BThi.flatten(-2), b, c
 
@@ -113,7 +113,7 @@ class Selective(nn.Module):
 
 
 def running(kept: Tensor, added: Tensor) -> Tensor:
-    """h ← kept · h + added, over the second axis, from zero.
+    """The states h ← kept · h + added, over the second axis, from zero.
 
     Example:
         >>> running(torch.full((1, 3), 0.5), torch.ones(1, 3)).tolist()
@@ -260,15 +260,17 @@ class Gated(nn.Module):
         """The same shape back."""
         made = self.into.split(x_BTD)
         x_BTi = self.conv(made["x"])
-        x_BTbi = x_BTi.unflatten(-1, (self.blocks, -1))
-        gates = torch.einsum("btxi,gxij->gbtxj", x_BTbi, self.gates_gbij)
-        gates = (gates + self.gate_bias_gbj[:, None, None]).sigmoid().flatten(-2)
-        log_BTi = -8.0 * gates[1] * functional.softplus(self.decay_i)
+        x_BTbi = by_head(x_BTi, self.blocks)
+        gate_BTi, fade_BTi = (
+            (by_block(x_BTbi, weight) + bias).sigmoid().flatten(-2)
+            for weight, bias in zip(self.gates_gbij, self.gate_bias_gbj, strict=True)
+        )
+        log_BTi = -8.0 * fade_BTi * functional.softplus(self.decay_i)
         # sqrt(1 − a²) keeps the variance; the first token comes whole
         scale_BTi = torch.sqrt((-torch.expm1(2 * log_BTi)).clamp(min=1e-6))
         first = torch.arange(x_BTi.shape[1], device=x_BTi.device)[:, None] == 0
         scale_BTi = torch.where(first, torch.ones_like(scale_BTi), scale_BTi)
-        y_BTi = running(log_BTi.exp(), x_BTi * gates[0] * scale_BTi)
+        y_BTi = running(log_BTi.exp(), x_BTi * gate_BTi * scale_BTi)
         if flow.watch is not None:
             flow.watch(f"{path}.attention", y_BTi)
         out_BTD: Tensor = self.out(y_BTi * functional.gelu(made["y"], approximate="tanh"))

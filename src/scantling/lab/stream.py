@@ -109,6 +109,7 @@ class Branched(nn.Module):
         added = [None if make is None else make(d_model) for make in makers]
         self.adapters = nn.ModuleDict({str(i): a for i, a in enumerate(added) if a is not None})
         """What this use of shared weights has of its own, by branch."""
+        self.added_to = {int(i): adapter for i, adapter in self.adapters.items()}
         residual, self.hyper, self.depth_router = block.residual, None, None
         self.keep, self.add = 1.0, numerics.residual
         self.hands = isinstance(residual, Handed)
@@ -167,11 +168,11 @@ class Branched(nn.Module):
                 flow.watch(f"{path}.{self.names[0]}.norm", x_BTD)
         total: Tensor | None = None
         for i, (name, side) in enumerate(zip(self.names, self.sides, strict=True)):
-            flow.adapter = self.adapters[str(i)] if str(i) in self.adapters else None
+            flow.adapter = self.added_to.get(i)
             own_BTD = side(x_BTD, flow, f"{path}.{name}")
             if side.late:
-                alone = self.post is not None and len(self.sides) == 1
-                own_BTD = self.post(own_BTD) if alone else own_BTD
+                if self.post is not None and len(self.sides) == 1:
+                    own_BTD = self.post(own_BTD)
                 later = self.add * own_BTD
                 later = later if write is None else write * later[..., None, :]
                 flow.late.append((flow.layer + 1, later))

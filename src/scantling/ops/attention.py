@@ -35,7 +35,10 @@ def grouped(a: GroupedAttention, site: Site) -> Iterator[Op]:
         rows = site.batch * site.source
         yield site.matmul("kv", "attention", source, width, bias=bias, rows=rows)
     if a.adapter_rank is not None:
-        yield from adapters("attention", (*outs, *source), width, a.adapter_rank, site)
+        yield from adapters("attention", outs, width, a.adapter_rank, site)
+        if source and site.phase != "decode":
+            across = replace(site, queries=site.source)
+            yield from adapters("attention", source, width, a.adapter_rank, across)
     if a.qk_norm is not None:
         yield qk_norm(a.qk_norm, "q_norm", a.n_head, a.d_head, site)
         if not a.shares_kv:
