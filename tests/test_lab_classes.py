@@ -191,3 +191,125 @@ def test_the_delta_rule_with_a_decay_for_each_channel():
     })  # fmt: skip
     with torch.no_grad():
         assert near(ours(x_of(), flow(), ""), theirs(x_of()))
+
+
+def v4(**changes):
+    return transformers.DeepseekV4Config(
+        hidden_size=D, num_hidden_layers=3, vocab_size=50, num_attention_heads=4, head_dim=16,
+        q_lora_rank=12, o_groups=2, o_lora_rank=5, sliding_window=6, index_n_heads=3,
+        index_head_dim=8, index_topk=2, num_local_experts=4, num_experts_per_tok=2,
+        moe_intermediate_size=24, hc_mult=3, max_position_embeddings=64,
+        compress_rates={"compressed_sparse_attention": 4, "heavily_compressed_attention": 5},
+        layer_types=["sliding_attention", "compressed_sparse_attention",
+                     "heavily_compressed_attention"], **changes)  # fmt: skip
+
+
+def entry_weights(theirs, name):
+    return {f"{name}_value": theirs.kv_proj.weight, f"{name}_gate": theirs.gate_proj.weight,
+            f"{name}_place": theirs.position_bias, f"{name}_norm_scale": theirs.kv_norm.weight}  # fmt: skip
+
+
+@pytest.mark.parametrize("layer", [0, 1, 2])
+def test_compressed_attention(layer):
+    """A window; entries of overlapping stretches, chosen by scores; entries of longer ones."""
+    config, module = v4(), modeling("deepseek_v4")
+    theirs = randomised(module.DeepseekV4Attention(config, layer))
+    spec = hf.read(config.to_dict()).spec
+    found = [n for _, n in nodes(spec) if type(n).__name__ == "CompressedAttention"]
+    a = next(n for n in found if n.compress == (None, 4, 5)[layer])
+    parts = Parts(D, Numerics(epsilon=config.rms_norm_eps), 50, 3, causal=True)
+    ours = parts.module(a, layer, first=True)
+    weights = linears(theirs, {"q_down": "q_a_proj", "q_up": "q_b_proj", "kv": "kv_proj",
+                               "o": "o_b_proj", "o_group": "o_a_proj"})  # fmt: skip
+    weights |= {"q_norm_scale": theirs.q_a_norm.weight, "kv_norm_scale": theirs.kv_norm.weight,
+                "sinks": theirs.sinks}  # fmt: skip
+    if layer:
+        weights |= entry_weights(theirs.compressor, "entry")
+    if layer == 1:
+        index = theirs.compressor.indexer
+        weights |= entry_weights(index, "index") | {
+            "index_q": index.q_b_proj.weight, "index_weight": index.scorer.weights_proj.weight}  # fmt: skip
+    put(ours, weights)
+    x, at = x_of(), torch.arange(T)[None]
+    rotary = module.DeepseekV4RotaryEmbedding(config)
+    turns = {kind: rotary(x, at, layer_type=kind) for kind in ("main", "compress")}
+    ahead = at[0][:, None] - at[0]
+    mask = torch.where((ahead >= 0) & (ahead < 6), 0.0, -torch.inf).expand(2, 1, T, T)
+    with torch.no_grad():
+        said = theirs(x, turns, at.expand(2, -1), mask)[0]
+        assert near(ours(x, flow(context=64), ""), said)
+
+
+def test_constrained_hyper_connections():
+    from scantling.lab.hyper import Constrained, Merge
+    from scantling.spec import HyperConnections
+
+    config, module = v4(), modeling("deepseek_v4")
+    theirs = randomised(module.DeepseekV4HyperConnection(config))
+    ours = Constrained(HyperConnections(3, constrained=True), D, config.rms_norm_eps)
+    put(ours, {"hyper": theirs.fn, "hyper_base": theirs.base, "hyper_scale": theirs.scale})
+    last = randomised(module.DeepseekV4HyperHead(config))
+    merge = Merge(3, D, config.rms_norm_eps)
+    put(merge, {"hyper_head": last.hc_fn, "hyper_head_base": last.hc_base,
+                "hyper_head_scale": last.hc_scale})  # fmt: skip
+    streams = torch.randn(2, T, 3, D, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        read, mixed, write = ours.read(streams)
+        post, comb, collapsed = theirs(streams)
+        assert near(read, collapsed)
+        assert near(mixed, comb.mT @ streams)
+        assert near(write.squeeze(-1), post)
+        assert near(merge(streams), last(streams))
+
+
+def test_latent_attention_that_reads_what_an_indexer_chose():
+    """GLM's turns neighbouring numbers of a head, as the lab does."""
+    config = transformers.GlmMoeDsaConfig(
+        hidden_size=D, num_hidden_layers=2, vocab_size=50, num_attention_heads=4,
+        num_key_value_heads=4, q_lora_rank=12, kv_lora_rank=10, qk_rope_head_dim=4,
+        qk_nope_head_dim=6, v_head_dim=8, index_n_heads=3, index_head_dim=8, index_topk=5,
+        n_routed_experts=4, num_experts_per_tok=2, moe_intermediate_size=24, n_group=1,
+        topk_group=1, intermediate_size=40, max_position_embeddings=64,
+        indexer_types=["full", "full"], attn_implementation="eager")  # fmt: skip
+    module = modeling("glm_moe_dsa")
+    theirs = randomised(module.GlmMoeDsaAttention(config, 0))
+    ours, _ = part_of(config, "LatentAttention", epsilon=1e-6)
+    put(ours, {
+        **linears(theirs, {
+            "q_down": "q_a_proj", "q_up": "q_b_proj", "kv_down": "kv_a_proj_with_mqa",
+            "kv_up": "kv_b_proj", "o": "o_proj", "index_q": "indexer.wq_b",
+            "index_k": "indexer.wk", "index_weight": "indexer.weights_proj"}),
+        "q_norm_scale": theirs.q_a_layernorm.weight, "kv_norm_scale": theirs.kv_a_layernorm.weight,
+        "index_norm_scale": theirs.indexer.k_norm.weight,
+        "index_norm_bias": theirs.indexer.k_norm.bias,
+    })  # fmt: skip
+    x, at = x_of(), torch.arange(T)[None]
+    turns = module.GlmMoeDsaRotaryEmbedding(config)(x, at)
+    seen = torch.ones(T, T, dtype=torch.bool).tril().expand(2, 1, T, T)
+    mask = torch.zeros(2, 1, T, T).masked_fill(~seen, torch.finfo(torch.float32).min)
+    with torch.no_grad():
+        said = theirs(x, turns, mask)[0]
+        assert near(ours(x, flow(context=64), ""), said)
+
+
+def test_disentangled_attention():
+    """DeBERTa-v2, projections shared with the contents and distances in logarithmic buckets."""
+    config = transformers.DebertaV2Config(
+        hidden_size=D, num_hidden_layers=1, vocab_size=50, num_attention_heads=4,
+        intermediate_size=40, relative_attention=True, position_buckets=6, share_att_key=True,
+        pos_att_type=["c2p", "p2c"], max_position_embeddings=24, norm_rel_ebd="layer_norm",
+        max_relative_positions=24)  # fmt: skip
+    module = modeling("deberta_v2")
+    theirs = randomised(module.DisentangledSelfAttention(config)).eval()
+    encoder = randomised(module.DebertaV2Encoder(config)).eval()
+    ours, _ = part_of(config, "GroupedAttention", epsilon=config.layer_norm_eps)
+    eye = {"o": torch.eye(D), "o_bias": torch.zeros(D)}
+    put(ours, {**linears(theirs, {n: f"{w}_proj" for n, w in
+                                  zip("qkv", ("query", "key", "value"), strict=True)}), **eye,
+               "relative_table": encoder.rel_embeddings.weight,
+               "relative_table_norm_scale": encoder.LayerNorm.weight,
+               "relative_table_norm_bias": encoder.LayerNorm.bias})  # fmt: skip
+    x = x_of()
+    with torch.no_grad():
+        said = theirs(x, torch.ones(2, 1, T, T), rel_embeddings=encoder.get_rel_embedding())[0]
+        assert near(ours(x, flow(context=24), ""), said)

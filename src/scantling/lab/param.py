@@ -22,7 +22,8 @@ output grows with its inputs unless lr falls as 1/m (Yang et al. 2022, table 8).
 multiplier 1/d keeps what L blocks add together of order one, and with it each block's change at a
 step (Dey et al. 2025, table 1, α = 1). What writes to the stream starts smaller by √blocks (GPT-2),
 in CompleteP by √(blocks of the base). Blocks with DeepNorm start values, outputs and feed-forwards
-smaller by (8 L)^(−1/4) instead (Wang et al. 2022). A router is an output of fixed size: its std
+smaller by (8 L)^(−1/4) instead (Wang et al. 2022); a gate is not, so that what a gated feed-forward
+makes falls as the square, as that of the paper's two matrices does. A router is an output of fixed size: its std
 falls as 1/√m more.
 """
 
@@ -37,7 +38,6 @@ from msgspec import Struct
 from msgspec.structs import replace
 from torch import Tensor, nn
 
-from scantling.lab.feed import Feed, Routed
 from scantling.lab.numerics import Numerics
 from scantling.lab.parts import Fused
 from scantling.lab.recurrent import Convolution
@@ -152,19 +152,25 @@ def initialise(model: Decoder, init_std: float | None, seed: int) -> None:
     _deep_norm(model, n_layer, out_gain)
 
 
+LAST = {"o", "down", "experts_down", "shared_down", "out", "latent_up"}
+FALLS = {"v", "up", "experts_up", "shared_up"}
+"""What DeepNorm starts smaller: outputs, and values and one of a gated pair (TorchScale)."""
+
+
 def _deep_norm(model: Decoder, n_layer: int, out_gain: float) -> None:
     beta = (8 * n_layer) ** -0.25
     for block in model.modules():
         if not (isinstance(block, Branched) and isinstance(block.block.residual, DeepNorm)):
             continue
         for side in block.sides:
-            feed = isinstance(side.module, Feed | Routed)
-            with torch.no_grad():
-                for name, weight in side.module.named():  # type: ignore[operator,union-attr]
-                    last = name in {"o", "down", "experts_down", "shared_down", "out"}
-                    wide = name == "v" or (feed and "bias" not in name and "router" not in name)
-                    if last or wide:
-                        weight.mul_(beta / out_gain if last else beta)
+            stored = dict(side.module.named())  # type: ignore[operator,union-attr]
+            for name, weight in stored.items():
+                leaf = name.removesuffix("_b")  # the second factor of one that is factored
+                latent = leaf == "experts_down" and "latent_up" in stored
+                if leaf in LAST or leaf in FALLS:
+                    gain = out_gain if leaf in LAST and not latent else 1.0
+                    with torch.no_grad():
+                        weight.mul_(beta / gain)
 
 
 def roles(model: Decoder) -> Iterator[tuple[Role, nn.Parameter]]:

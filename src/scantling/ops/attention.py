@@ -44,8 +44,7 @@ def grouped(a: GroupedAttention, site: Site) -> Iterator[Op]:
         if not a.shares_kv:
             yield qk_norm(a.qk_norm, "k_norm", a.n_kv_head, a.d_head, site)
     if a.value_norm is not None and not a.shares_kv:
-        heads, width = a.n_kv_head, _d_value(a)
-        yield site.norm("v_norm", a.value_norm, width, "attention", heads=heads)
+        yield site.norm("v_norm", a.value_norm, _d_value(a), "attention", heads=a.n_kv_head)
     if isinstance(a.position, Disentangled):
         yield from _disentangled(a, a.position, width, site)
     if a.selector is not None:
