@@ -169,7 +169,8 @@ def test_lightning_attention():
     assert all(near(dict(ours.named())[n], t.view_as(dict(ours.named())[n]))
                for n, t in decays.items())  # fmt: skip
     put(ours, {**linears(theirs, {"gate": "output_gate", "o": "out_proj"}), **decays,
-               **dict(zip("qkv", by_head, strict=True)), "norm_scale": theirs.norm.weight})  # fmt: skip
+               **dict(zip("qkv", by_head, strict=True)),
+               "norm_scale": theirs.norm.weight})  # fmt: skip
     with torch.no_grad():
         assert near(ours(x_of(), flow(), ""), theirs(x_of(), None, None)[0])
 
@@ -206,7 +207,8 @@ def v4(**changes):
 
 def entry_weights(theirs, name):
     return {f"{name}_value": theirs.kv_proj.weight, f"{name}_gate": theirs.gate_proj.weight,
-            f"{name}_place": theirs.position_bias, f"{name}_norm_scale": theirs.kv_norm.weight}  # fmt: skip
+            f"{name}_place": theirs.position_bias,
+            f"{name}_norm_scale": theirs.kv_norm.weight}  # fmt: skip
 
 
 @pytest.mark.parametrize("layer", [0, 1, 2])
@@ -228,7 +230,8 @@ def test_compressed_attention(layer):
     if layer == 1:
         index = theirs.compressor.indexer
         weights |= entry_weights(index, "index") | {
-            "index_q": index.q_b_proj.weight, "index_weight": index.scorer.weights_proj.weight}  # fmt: skip
+            "index_q": index.q_b_proj.weight,
+            "index_weight": index.scorer.weights_proj.weight}  # fmt: skip
     put(ours, weights)
     x, at = x_of(), torch.arange(T)[None]
     rotary = module.DeepseekV4RotaryEmbedding(config)
@@ -313,3 +316,69 @@ def test_disentangled_attention():
     with torch.no_grad():
         said = theirs(x, torch.ones(2, 1, T, T), rel_embeddings=encoder.get_rel_embedding())[0]
         assert near(ours(x, flow(context=24), ""), said)
+
+
+GEMMA_3N = {
+    "attention.pre_norm_scale": "input_layernorm.weight",
+    "attention.own_post_norm_scale": "post_attention_layernorm.weight",
+    "mixer.left": "laurel.linear_left.weight", "mixer.right": "laurel.linear_right.weight",
+    "mixer.own_post_norm_scale": "laurel.post_laurel_norm.weight",
+    "ffn.pre_norm_scale": "pre_feedforward_layernorm.weight",
+    "ffn.post_norm_scale": "post_feedforward_layernorm.weight",
+    "mixer2.gate": "per_layer_input_gate.weight",
+    "mixer2.projection": "per_layer_projection.weight",
+    "mixer2.post_norm_scale": "post_per_layer_input_norm.weight",
+    "altup_predict.router_norm_scale": "altup.router_norm.weight",
+    "altup_predict.stream_router": "altup.modality_router.weight",
+    "altup_predict.coefficients": "altup.prediction_coefs.weight",
+    "altup_correct.factors": "altup.correction_coefs.weight",
+    "altup_correct.output_scale": "altup.correct_output_scale",
+    **{f"attention.{n}": f"self_attn.{n}_proj.weight" for n in "qkvo"},
+    **{f"attention.{n}_norm_scale": f"self_attn.{n}_norm.weight" for n in "qk"},
+    **{f"ffn.{n}": f"mlp.{n}_proj.weight" for n in ("gate", "up", "down")},
+}  # fmt: skip
+OUTSIDE = {
+    "model.embedding": "embed_tokens.weight", "decoder.final_norm_scale": "norm.weight",
+    "model.per_layer_embedding": "embed_tokens_per_layer.weight",
+    "model.per_layer_project": "per_layer_model_projection.weight",
+    "model.per_layer_norm_scale": "per_layer_projection_norm.weight",
+}  # fmt: skip
+
+
+def test_a_whole_gemma_3n():
+    """AltUp, LAuReL, embeddings of each layer, a sparse gate, and keys that layers share."""
+    from scantling.lab.model import Decoder
+    from scantling.lab.weights import Part, _turns
+
+    local, whole = "sliding_attention", "full_attention"
+    config = transformers.Gemma3nTextConfig(
+        vocab_size=97, hidden_size=48, num_hidden_layers=5, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=16, intermediate_size=80, vocab_size_per_layer_input=90,
+        hidden_size_per_layer_input=8, altup_num_inputs=3, laurel_rank=6, sliding_window=5,
+        num_kv_shared_layers=2, activation_sparsity_pattern=[0.5, 0.5, 0.0, 0.0, 0.0],
+        layer_types=[local, whole, local, local, whole], max_position_embeddings=64)  # fmt: skip
+    theirs = transformers.Gemma3nForCausalLM(config).eval()
+    stored = dict(randomised(theirs.model, 0.2).state_dict())
+    spec = hf.read(config.to_dict()).spec
+    ours = Decoder(spec, numerics=Numerics(epsilon=config.rms_norm_eps))
+    kinds = {k.name: next(n for _, n in nodes(k) if hasattr(n, "n_head"))
+             for k in spec.decoder.kinds}  # fmt: skip
+    made, merged = (
+        iter([stored[f"{name}.{i}.weight"] for i in range(2)])
+        for name in ("altup_projections", "altup_unembed_projections")
+    )
+    with torch.no_grad():
+        for w in ours.named():
+            kind, _, name = w.name.removeprefix("decoder.").partition(".")
+            if w.layer is not None:
+                given = stored[f"layers.{w.layer}.{GEMMA_3N[name]}"]
+                turns = _turns(kinds[kind], name)
+                given = Part(w.name, w.layer, w.tensor, 0, *turns).inward(given)
+            elif w.name in OUTSIDE:
+                given = stored[OUTSIDE[w.name]]
+            else:
+                given = next(made if w.name == "decoder.altup_make" else merged)
+            w.tensor.copy_(given)
+        tokens = torch.randint(97, (2, T), generator=torch.Generator().manual_seed(1))
+        said = theirs(tokens, use_cache=False).logits
+        assert (ours(tokens) - said).abs().max() < 1e-5 * max(1.0, float(said.abs().max()))

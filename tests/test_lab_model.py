@@ -400,3 +400,48 @@ def test_equal_seeds_give_equal_models_and_others_do_not():
 
     assert all(torch.equal(a, b) for a, b in zip(one.parameters(), two.parameters(), strict=True))
     assert not torch.equal(one.head.weight, other.head.weight)
+
+
+@pytest.mark.parametrize("config", [
+    {"model_type": "mamba", "hidden_size": 256, "num_hidden_layers": 4, "vocab_size": 300},
+    {"model_type": "zamba2", "hidden_size": 256, "num_hidden_layers": 4, "vocab_size": 300,
+     "num_attention_heads": 8, "hybrid_layer_ids": [1, 3], "layers_block_type":
+     ["mamba", "hybrid", "mamba", "hybrid"], "use_shared_attention_adapter": True,
+     "use_shared_mlp_adapter": True, "adapter_rank": 8},
+    {"model_type": "rwkv", "hidden_size": 256, "num_hidden_layers": 4, "vocab_size": 300},
+    {"model_type": "recurrent_gemma", "hidden_size": 256, "num_hidden_layers": 3,
+     "vocab_size": 300, "lru_width": 256, "num_attention_heads": 4, "intermediate_size": 600},
+], ids=lambda c: c["model_type"])  # fmt: skip
+def test_models_without_plain_attention_shrink_run_and_learn(config):
+    spec = shrink(catalog.load(config).spec, 400_000, 24)
+    model = Decoder(spec)
+    loss = loss_of(model, spec)
+    loss.backward()
+
+    assert parameters(spec).total <= 400_000
+    assert loss.isfinite()
+    assert all(p.grad is not None for p in model.parameters())
+
+
+def test_a_model_of_handed_blocks_adds_what_the_last_one_made():
+    """Zamba: attention, then a feed-forward, then a matrix; Mamba reads the stream with it."""
+    from scantling.lab.stream import Branched
+
+    spec = shrink(catalog.load({
+        "model_type": "zamba2", "hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 90,
+        "num_attention_heads": 4, "hybrid_layer_ids": [1], "layers_block_type":
+        ["mamba", "hybrid"]}).spec, 400_000, 24)  # fmt: skip
+    model = Decoder(spec)
+    handing = [b for b in model.modules() if isinstance(b, Branched) and b.hands]
+    tokens = torch.arange(9)[None]
+    with torch.no_grad():
+        before = model(tokens)
+        last = handing[-1].sides[0].module.projection
+        last.weight.zero_()
+        without = model(tokens)
+        for block in handing[:-1]:  # what they make no longer matters
+            for p in block.parameters():
+                p.mul_(2)
+
+        assert not torch.allclose(before, without)
+        assert torch.equal(model(tokens), without)

@@ -113,7 +113,9 @@ def test_deepnorm_starts_values_outputs_and_feed_forwards_smaller():
 
     spec = moved(small(8, 64, 128), 2.0)
     layer = Decoder(spec).layers[0]
-    found = {n: float(w.detach().std()) for b in layer.blocks for s in b.sides for n, w in s.named()}
+    found = {
+        n: float(w.detach().std()) for b in layer.blocks for s in b.sides for n, w in s.named()
+    }
     beta = (8 * 8) ** -0.25
 
     for name, inputs in (("v", 64), ("o", 64), ("up", 64), ("down", 128)):

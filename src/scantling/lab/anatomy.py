@@ -202,8 +202,8 @@ def put_together(before: Decoder, layers: Sequence[HeldLayer], spec: Spec) -> De
     with torch.no_grad():
         for new, old in zip(model.layers, layers, strict=True):
             _fill(dict(cast("Layered", new).outer()), old.outer)
-            for made, held in zip(cast("Layered", new).blocks, old.blocks, strict=True):
-                block = cast("Branched", made)
+            for own, held in zip(cast("Layered", new).blocks, old.blocks, strict=True):
+                block = cast("Branched", own)
                 _fill(_outer(block), held.outer)
                 for side, kept in zip(block.sides, held.sides, strict=True):
                     _fill(dict(cast("Side", side).named()), kept.tensors)

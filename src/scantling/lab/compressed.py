@@ -27,7 +27,7 @@ def turned_last(
         return x_BTnh
     turns = places.turns(position, width)[..., : x_BTnh.shape[-1] // 2, :]
     n = 2 * turns.shape[-2]
-    if not n:
+    if not n or not x_BTnh.numel():  # no entry is complete
         return x_BTnh
     if back:
         turns = turns * turns.new_tensor([1.0, -1.0])

@@ -181,7 +181,7 @@ def _embedded(spec: Spec) -> None:
          "reads as many numbers as the table has")  # fmt: skip
     need(e.audio is None, "embeddings.audio", "Audio", "is read by an encoder")
     need(e.per_layer is None or spec.encoder is None or own is not None, "embeddings.per_layer",
-         "PerLayerTables", "are read by a decoder: an encoder needs its own embeddings")  # fmt: skip
+         "PerLayerTables", "are a decoder's: an encoder needs its own embeddings")  # fmt: skip
     if own is not None:
         need(own.d_embed == e.d_embed, "encoder_embeddings.d_embed", own.d_embed,
              f"must be that of the table, {e.d_embed}")  # fmt: skip

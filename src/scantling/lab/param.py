@@ -22,9 +22,9 @@ output grows with its inputs unless lr falls as 1/m (Yang et al. 2022, table 8).
 multiplier 1/d keeps what L blocks add together of order one, and with it each block's change at a
 step (Dey et al. 2025, table 1, α = 1). What writes to the stream starts smaller by √blocks (GPT-2),
 in CompleteP by √(blocks of the base). Blocks with DeepNorm start values, outputs and feed-forwards
-smaller by (8 L)^(−1/4) instead (Wang et al. 2022); a gate is not, so that what a gated feed-forward
-makes falls as the square, as that of the paper's two matrices does. A router is an output of fixed size: its std
-falls as 1/√m more.
+smaller by (8 L)^(−1/4) instead (Wang et al. 2022); a gate does not, so that what a gated
+feed-forward makes falls as the square, as that of the paper's two matrices does. A router is an
+output of fixed size: its std falls as 1/√m more.
 """
 
 from __future__ import annotations
