@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from scantling.calibrate.timing import clock
 from scantling.costs.memory import TrainingMemory
+from scantling.costs.plain import unmodelled
 from scantling.costs.train import Estimate
 from scantling.errors import FieldError
 from scantling.lab import run_folder, whole_file
@@ -78,7 +79,8 @@ class _Training:
         self, run: TrainingRun, among: World, dtype: str,
         on_step: Callable[[Record], None] | None, need: TrainingMemory,
     ) -> None:  # fmt: skip
-        known = dtype == "fp32" and not run.compile  # casts and fused code keep other tensors
+        # casts and fused code keep other tensors
+        known = dtype == "fp32" and not run.compile and unmodelled(run.spec) is None
         self.need, self.watched = need if known else None, Watched(among.device)
         self.peak_bytes: int | None = None
         self.run, self.among, self.on_step = run, among, on_step
