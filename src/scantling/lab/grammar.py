@@ -175,6 +175,15 @@ def buildable(spec: Spec) -> None:
             rule(spec, path, node)
 
 
+def learnable(spec: Spec) -> None:
+    """Refuse a spec that has no loss.
+
+    Raises:
+        FieldError: If it has no head.
+    """
+    need(spec.head is not None, "head", None, "is missing, so there is no loss to train by")
+
+
 def _embedded(spec: Spec) -> None:
     """Tables as wide as what reads them; sound for an encoder, own embeddings for a decoder."""
     e, own, head = spec.embeddings, spec.encoder_embeddings, spec.head

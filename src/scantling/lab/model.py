@@ -20,7 +20,7 @@ from scantling.lab.attention import one_kernel
 from scantling.lab.augmented import Alternate, Streams
 from scantling.lab.embedded import Embedded, Last
 from scantling.lab.flow import Flow, Kernel, Places, Watch
-from scantling.lab.grammar import buildable
+from scantling.lab.grammar import buildable, learnable
 from scantling.lab.hyper import Merge
 from scantling.lab.made import Parts
 from scantling.lab.numerics import Numerics
@@ -420,8 +420,7 @@ class Decoder(nn.Module):
         Raises:
             FieldError: If the model has no head.
         """
-        if self.head is None:
-            raise FieldError("head", None, "is missing, so there is no loss to train by")
+        learnable(self.spec)
         return cross_entropy(self(tokens_BT, source=source), targets_BT)
 
     def groups(

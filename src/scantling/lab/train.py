@@ -25,7 +25,7 @@ from scantling.errors import FieldError
 from scantling.lab import run_folder, whole_file
 from scantling.lab.distributed import World, spread, world
 from scantling.lab.expected import Watched, check_memory, chip_of, memory, step_seconds
-from scantling.lab.grammar import buildable
+from scantling.lab.grammar import buildable, learnable
 from scantling.lab.model import Decoder
 from scantling.lab.optimizers import factor, optimizers, whole
 from scantling.lab.run import Record, Result, TrainingRun, dtype_of
@@ -66,6 +66,7 @@ def train(run: TrainingRun, on_step: Callable[[Record], None] | None = None) -> 
                          "number of processes")  # fmt: skip
     dtype = dtype_of(run, among.device)
     buildable(run.spec)
+    learnable(run.spec)
     need = memory(run.spec, run.task.batch_size, run.task.context, dtype, run.optimizer,
                   micro_batch=run.micro_batch, ranks=among.size)  # fmt: skip
     check_memory(need, among.device)
