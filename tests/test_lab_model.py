@@ -19,7 +19,6 @@ from scantling.spec import (
     Mamba2,
     MixtureOfDepths,
     RelativeBias,
-    Rwkv,
     Workload,
     vary,
 )
@@ -30,6 +29,7 @@ torch.set_num_threads(1)
 
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402 - only where torch is
 
+from scantling.lab.feed import Routed  # noqa: E402
 from scantling.lab.model import Decoder  # noqa: E402
 from scantling.lab.shrink import shrink  # noqa: E402
 
@@ -37,9 +37,10 @@ STRUCTURES = random.Random(11).sample(range(4000), 60)
 
 
 def local(name):
-    """A weight's name; T5's table of relative positions is named by the first kind that has it."""
-    stack, _, rest = name.partition(".")
-    return f"{stack}.relative_bias" if rest.endswith("relative_bias") else name
+    """A weight's name; a stack's table of relative positions is named by the first with it."""
+    stack, _, _ = name.partition(".")
+    leaf = name.rpartition(".")[2]
+    return f"{stack}.{leaf}" if leaf.startswith("relative_") else name
 
 
 @pytest.mark.parametrize("structure", STRUCTURES)
@@ -61,24 +62,47 @@ def test_weights_are_the_tensors_of_ops(structure):
 
 @pytest.mark.parametrize("structure", STRUCTURES[:30])
 def test_forward_flops_are_those_of_ops(structure):
-    """Torch's counter, attention written out so that it sees both products: exactly."""
+    """Torch's counter, attention written out so that it sees both products: exactly.
+
+    ops counts experts that do work for every choice of a token; those that hand back their
+    input are chosen by what the numbers are, so their part is taken off as it happens.
+    """
     spec = lab_specs.spec(structure)
     model = Decoder(spec)
     model.kernel = None
+    spared = idle_work(model)
     tokens = torch.randint(spec.vocab_size, (2, 17))
-    source = torch.randint(spec.vocab_size, (2, 17)) if spec.encoder is not None else None
+    source = lab_specs.source(spec, 2, 17)
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         model(tokens, source=source)
     said = forward_flops(operators(spec, Workload("prefill", 2, 17, source_context=17)))
 
-    assert counter.get_total_flops() == said
+    assert counter.get_total_flops() + sum(spared) == said
+
+
+def idle_work(model):
+    """What the choices of idle experts save, filled as the model runs."""
+    spared = []
+    for routed in model.modules():
+        if isinstance(routed, Routed) and routed.e.n_zero:
+            each = routed.up_EFD[0].numel() + routed.down_EDF[0].numel()
+
+            def chosen(*given, routed=routed, each=each, choose=routed.chosen):
+                weight, which = choose(*given)
+                spared.append(2 * each * int((which >= routed.e.n_expert).sum()))
+                return weight, which
+
+            routed.chosen = chosen
+    return spared
 
 
 def loss_of(model, spec, seed=0):
     generator = torch.Generator().manual_seed(seed)
     tokens = torch.randint(spec.vocab_size, (2, 13), generator=generator)
-    source = torch.randint(spec.vocab_size, (2, 9), generator=generator)
-    return model.loss(tokens, tokens.roll(-1, 1), None if spec.encoder is None else source)
+    source = lab_specs.source(spec, 2, 9, generator)
+    if spec.head is None:
+        return model(tokens, source=source).square().mean()
+    return model.loss(tokens, tokens.roll(-1, 1), source)
 
 
 @pytest.mark.parametrize("structure", STRUCTURES[:30])
@@ -90,7 +114,9 @@ def test_every_weight_that_can_learn_gets_a_gradient(structure):
     without = [n for n, p in model.named_parameters() if p.grad is None]
 
     assert loss.isfinite()
-    assert all(n.endswith("correction_E") for n in without)  # it only chooses
+    idle = [f"{n}." for n, m in model.named_modules() if isinstance(m, Routed) and m.e.n_zero]
+    # a correction only chooses; tokens may all choose experts that hand back what they read
+    assert all(n.endswith("correction_E") or n.startswith(tuple(idle)) for n in without), without
     assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
 
 
@@ -347,11 +373,11 @@ def test_an_encoder_is_read_by_cross_attention():
 
 
 @pytest.mark.parametrize(("change", "words"), [
-    (lambda n: Rwkv(64) if isinstance(n, GroupedAttention) else n, "Rwkv cannot be said"),
-    (lambda n: replace(n, activation="xielu") if hasattr(n, "gated") else n, "xielu is not known"),
+    (lambda n: replace(n, d_input=7) if isinstance(n, GroupedAttention) else n,
+     "d_input 7 must be twice d_model"),
+    (lambda n: replace(n, activation="odd") if hasattr(n, "gated") else n, "odd is not known"),
     (lambda n: replace(n, shares_kv=True) if isinstance(n, GroupedAttention) else n,
      "shares_kv True needs an earlier layer"),
-    (lambda n: replace(n, head=None) if hasattr(n, "head") else n, "head is missing"),
 ])  # fmt: skip
 def test_what_the_lab_does_not_run_is_one_line(change, words):
     with pytest.raises(FieldError, match=words) as caught:
@@ -360,8 +386,62 @@ def test_what_the_lab_does_not_run_is_one_line(change, words):
     assert "\n" not in str(caught.value)
 
 
+def test_a_model_without_a_head_makes_states_and_has_no_loss():
+    model = Decoder(replace(tiny(), head=None, tied=False))
+    tokens = torch.arange(6)[None]
+
+    assert model(tokens).shape == (1, 6, model.spec.d_model)
+    with pytest.raises(FieldError, match="head is missing, so there is no loss"):
+        model.loss(tokens, tokens)
+
+
 def test_equal_seeds_give_equal_models_and_others_do_not():
     one, two, other = (Decoder(tiny(), seed=s) for s in (1, 1, 2))
 
     assert all(torch.equal(a, b) for a, b in zip(one.parameters(), two.parameters(), strict=True))
     assert not torch.equal(one.head.weight, other.head.weight)
+
+
+@pytest.mark.parametrize("config", [
+    {"model_type": "mamba", "hidden_size": 256, "num_hidden_layers": 4, "vocab_size": 300},
+    {"model_type": "zamba2", "hidden_size": 256, "num_hidden_layers": 4, "vocab_size": 300,
+     "num_attention_heads": 8, "hybrid_layer_ids": [1, 3], "layers_block_type":
+     ["mamba", "hybrid", "mamba", "hybrid"], "use_shared_attention_adapter": True,
+     "use_shared_mlp_adapter": True, "adapter_rank": 8},
+    {"model_type": "rwkv", "hidden_size": 256, "num_hidden_layers": 4, "vocab_size": 300},
+    {"model_type": "recurrent_gemma", "hidden_size": 256, "num_hidden_layers": 3,
+     "vocab_size": 300, "lru_width": 256, "num_attention_heads": 4, "intermediate_size": 600},
+], ids=lambda c: c["model_type"])  # fmt: skip
+def test_models_without_plain_attention_shrink_run_and_learn(config):
+    spec = shrink(catalog.load(config).spec, 400_000, 24)
+    model = Decoder(spec)
+    loss = loss_of(model, spec)
+    loss.backward()
+
+    assert parameters(spec).total <= 400_000
+    assert loss.isfinite()
+    assert all(p.grad is not None for p in model.parameters())
+
+
+def test_a_model_of_handed_blocks_adds_what_the_last_one_made():
+    """Zamba: attention, then a feed-forward, then a matrix; Mamba reads the stream with it."""
+    from scantling.lab.stream import Branched
+
+    spec = shrink(catalog.load({
+        "model_type": "zamba2", "hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 90,
+        "num_attention_heads": 4, "hybrid_layer_ids": [1], "layers_block_type":
+        ["mamba", "hybrid"]}).spec, 400_000, 24)  # fmt: skip
+    model = Decoder(spec)
+    handing = [b for b in model.modules() if isinstance(b, Branched) and b.hands]
+    tokens = torch.arange(9)[None]
+    with torch.no_grad():
+        before = model(tokens)
+        last = handing[-1].sides[0].module.projection
+        last.weight.zero_()
+        without = model(tokens)
+        for block in handing[:-1]:  # what they make no longer matters
+            for p in block.parameters():
+                p.mul_(2)
+
+        assert not torch.allclose(before, without)
+        assert torch.equal(model(tokens), without)

@@ -104,3 +104,40 @@ def test_matrices_start_at_one_over_the_root_of_their_inputs():
     assert float(weights["down"].std()) == pytest.approx((512 * 4) ** -0.5, rel=0.02)  # 4 blocks
     fixed = {w.name.rpartition(".")[2]: w.tensor for w in Decoder(spec, init_std=0.02).named()}
     assert float(fixed["q"].detach().std()) == pytest.approx(0.02, rel=0.02)
+
+
+def test_deepnorm_starts_values_outputs_and_feed_forwards_smaller():
+    """By (8 L)^(-1/4) (Wang et al. 2022, table 1, decoders); queries, keys and a gate do not."""
+    from scantling.lab.experiments.gradient_norms import moved
+    from scantling.lab.match import small
+
+    spec = moved(small(8, 64, 128), 2.0)
+    layer = Decoder(spec).layers[0]
+    found = {
+        n: float(w.detach().std()) for b in layer.blocks for s in b.sides for n, w in s.named()
+    }
+    beta = (8 * 8) ** -0.25
+
+    for name, inputs in (("v", 64), ("o", 64), ("up", 64), ("down", 128)):
+        assert found[name] == pytest.approx(beta * inputs**-0.5, rel=0.1), name
+    for name in ("q", "k", "gate"):
+        assert found[name] == pytest.approx(64**-0.5, rel=0.1), name
+
+
+def test_gradients_of_an_untrained_deepnorm_are_alike_in_all_layers():
+    """Those of matrices; the norm that the head reads is no part of the last layer's."""
+    from scantling.lab.experiments.gradient_norms import _ratio, moved
+    from scantling.lab.match import small
+
+    class Trial:
+        steps, seed = 0, 0
+
+    class Task:
+        def batch(self, step, seed):
+            generator = torch.Generator().manual_seed(step + seed)
+            both = torch.randint(256, (4, 33), generator=generator)
+            return both[:, :-1], both[:, 1:]
+
+    model = Decoder(moved(small(12, 32, 86), 24**0.25))
+
+    assert 0.8 < _ratio(model, Task(), Trial()) < 1.25

@@ -36,6 +36,25 @@ from msgspec import Struct
 from scantling.arith import maximum
 from scantling.costs.ranks import Placed
 from scantling.ops import Op
+from scantling.spec import (
+    Branch,
+    Dense,
+    Disentangled,
+    Embeddings,
+    Experts,
+    GatedDelta,
+    GroupedAttention,
+    Handed,
+    Head,
+    HyperConnections,
+    LatentAttention,
+    Layer,
+    Mamba2,
+    Router,
+    Spec,
+    Stack,
+)
+from scantling.spec.vary import nodes
 
 STREAM = frozenset({
     "pre_norm", "own_pre_norm", "own_post_norm", "post_norm", "after_norm", "residual",
@@ -46,6 +65,43 @@ ONCE = frozenset({"relu", "sigmoid", "tanh"})
 """Activations whose gradient needs their output only."""
 MORE = frozenset({"relu2", "quick_gelu"})
 """Activations with a number on the way that is kept as well."""
+
+
+MODULES = (GroupedAttention, LatentAttention, Mamba2, GatedDelta, Dense, Experts)
+"""Modules whose operators are known here."""
+UNKNOWN: dict[type, tuple[str, ...]] = {
+    GroupedAttention: ("d_input", "adapter_rank", "selector"),
+    LatentAttention: ("indexer",),
+    Dense: ("adapter_rank", "sparsity"),
+    Experts: ("d_latent", "n_zero", "delayed"),
+    Router: ("hashed", "norm", "expert_scale"),
+    HyperConnections: ("constrained",),
+    Stack: ("altup",),
+    Layer: ("stored_scale",),
+    Embeddings: ("n_token_type", "audio", "per_layer"),
+    Head: ("transform", "buffer_bias"),
+}
+"""Fields that are not, where they are set."""
+
+
+def unmodelled(spec: Spec) -> str | None:
+    """The first part of a spec whose memory is not modelled here; None where all of it is.
+
+    Example:
+        >>> from scantling import catalog
+        >>> unmodelled(catalog.model("deepseek-v3"))
+        >>> unmodelled(catalog.model("deepseek-v3.2"))
+        'decoder.dense.attention.indexer'
+    """
+    for path, node in nodes(spec):
+        if isinstance(node, Branch) and not isinstance(node.module, MODULES):
+            return f"{path}.{type(node.module).__name__}"
+        if isinstance(node, Disentangled | Handed):
+            return f"{path}.{type(node).__name__}"
+        for field in UNKNOWN.get(type(node), ()):
+            if getattr(node, field):
+                return f"{path}.{field}"
+    return None
 
 
 class Step(Struct, frozen=True):

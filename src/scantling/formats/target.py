@@ -107,7 +107,7 @@ def refuse_beyond(spec: Spec, grammar: Grammar, target: str) -> None:
             name = type(node).__name__
             raise FieldError(path or "spec", name, f"cannot be said in {target}")
         known = said.split()
-        if isinstance(node, Router) and node.scoring not in {"softmax", "sigmoid"}:
+        if isinstance(node, Router) and node.scoring not in {"softmax", "sigmoid", *known}:
             raise FieldError(f"{path}.scoring", node.scoring, f"cannot be said in {target}")
         for field in msgspec.structs.fields(type(node)):
             value = getattr(node, field.name)

@@ -59,6 +59,8 @@ class HeldLayer(Struct):
     name: str
     stored_scale: bool
     blocks: list[HeldBlock]
+    outer: Tensors
+    """Of what belongs to no block: AltUp's, and the factor behind the layer."""
 
     def sides(self, name: str) -> list[HeldSide]:
         """Its branches of a name: ``attention``, ``cross_attention``, ``mixer`` or ``ffn``."""
@@ -86,9 +88,15 @@ def taken_apart(model: Decoder) -> list[HeldLayer]:
                 HeldSide(n, branch, dict(cast("Side", side).named()), id(side))
                 for n, branch, side in zip(made.names, held.branches, made.sides, strict=True)
             ]
-            blocks.append(HeldBlock(held, dict(made.outer()), sides))
-        found.append(HeldLayer(at, name, kind.stored_scale, blocks))
+            blocks.append(HeldBlock(held, _outer(made), sides))
+        outer = dict(cast("Layered", layer).outer())
+        found.append(HeldLayer(at, name, kind.stored_scale, blocks, outer))
     return found
+
+
+def _outer(block: Branched) -> Tensors:
+    """A block's norms and mixes, and what each use of shared weights has of its own."""
+    return dict(block.outer()) | {f"{i}.{name}": t for i, name, t in block.added()}
 
 
 def spec_of(before: Spec, layers: Sequence[HeldLayer]) -> Spec:
@@ -179,7 +187,11 @@ def put_together(before: Decoder, layers: Sequence[HeldLayer], spec: Spec) -> De
     Multipliers stay those of the model it comes from, also where a parametrisation would give a
     model of its new depth others: what was trained with them needs them.
     """
-    model = Decoder(spec_of(spec, layers), "sp", seed=before.seed, numerics=before.numerics)
+    made = spec_of(spec, layers)
+    if made.embeddings.per_layer is not None and made.n_layer != before.spec.n_layer:
+        raise FieldError("drop_layers", None, "cannot be cut out of a model whose embeddings are "
+                         "made for each layer", "drop them while it runs only")  # fmt: skip
+    model = Decoder(made, "sp", seed=before.seed, numerics=before.numerics)
     model.param = before.param
     model.to(before.table.weight.device, before.table.weight.dtype)
     inside = "decoder.layers."
@@ -189,9 +201,10 @@ def put_together(before: Decoder, layers: Sequence[HeldLayer], spec: Spec) -> De
     assert all(name.startswith(inside) for name in missing), missing
     with torch.no_grad():
         for new, old in zip(model.layers, layers, strict=True):
-            for made, held in zip(cast("Layered", new).blocks, old.blocks, strict=True):
-                block = cast("Branched", made)
-                _fill(dict(block.outer()), held.outer)
+            _fill(dict(cast("Layered", new).outer()), old.outer)
+            for own, held in zip(cast("Layered", new).blocks, old.blocks, strict=True):
+                block = cast("Branched", own)
+                _fill(_outer(block), held.outer)
                 for side, kept in zip(block.sides, held.sides, strict=True):
                     _fill(dict(cast("Side", side).named()), kept.tensors)
     return model.train(before.training)

@@ -6,11 +6,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from scantling.lab.disentangled import Distances, Relative
 from scantling.lab.flow import Flow, Kernel, slopes, turned
 from scantling.lab.numerics import Numerics
-from scantling.lab.parts import Fused, Named, Normed
+from scantling.lab.parts import Factored, Fused, Named, Normed
+from scantling.lab.selected import Blocks, Index
 from scantling.spec import (
     Alibi,
+    Disentangled,
     GroupedAttention,
     LatentAttention,
     RelativeBias,
@@ -94,6 +97,13 @@ def shares(logits_BHTS: Tensor, seen: Tensor | None, sinks_H: Tensor | None) -> 
     return torch.cat((logits_BHTS, sink), -1).softmax(-1)[..., :-1]
 
 
+def total(one: Tensor | None, other: Tensor | None) -> Tensor | None:
+    """The sum of what there is."""
+    if one is None or other is None:
+        return other if one is None else one
+    return one + other
+
+
 class Grouped(nn.Module):
     """MHA, GQA and MQA, with windows, sinks, gates, softcaps and norms of queries and keys.
 
@@ -112,9 +122,11 @@ class Grouped(nn.Module):
         keys = {"k": self.k * self.width, "v": 0 if a.key_is_value else self.k * self.value}
         gates = {None: 0, "head": self.h, "element": self.h * self.value}[a.gate]
         own = {"q": self.h * self.width, **({} if a.shares_kv or a.cross else keys), "gate": gates}
-        self.qkv = Fused(d_model, own, bias=a.qkv_bias)
+        self.d_in = d_model if a.d_input is None else int(a.d_input)
+        plain = "" if a.key_bias else "k"
+        self.qkv = Fused(self.d_in, own, bias=a.qkv_bias, plain=plain)
         crosses = a.cross and not a.shares_kv
-        self.kv = Fused(d_model, keys, bias=a.qkv_bias) if crosses else None
+        self.kv = Fused(d_model, keys, bias=a.qkv_bias, plain=plain) if crosses else None
         self.o = Fused(self.h * self.value, {"o": d_model}, bias=a.out_bias, role="out")
         self.sinks_H = nn.Parameter(torch.zeros(self.h)) if a.sinks else None
         self.scale = numerics.attention_scale(self.width) if a.scale is None else a.scale
@@ -136,6 +148,16 @@ class Grouped(nn.Module):
         self.relative_NH: nn.Parameter | None = None
         if isinstance(a.position, RelativeBias) and (first or a.position.each_layer):
             self.relative_NH = nn.Parameter(torch.zeros(int(a.position.n_bucket), self.h))
+        self.blocks = None
+        if a.selector is not None:
+            self.blocks = Blocks(a.selector, self.d_in, self.width, a.position, epsilon,
+                                 causal=a.causal)  # fmt: skip
+        self.relative = None
+        if isinstance(a.position, Disentangled):
+            table = Distances(a.position, self.d_in, epsilon) if first else None
+            self.relative = Relative(a.position, self.h, self.width, self.d_in, table)
+            if a.scale is None:
+                self.scale *= self.relative.terms**-0.5
         self.shared = repr((a.span, a.position, self.k, self.width, self.value))
         """What a layer and one that reads its keys have in common."""
         self.joint = "k" in own and a.qk_norm is None and isinstance(a.position, Rope)
@@ -150,12 +172,27 @@ class Grouped(nn.Module):
             norm = getattr(self, name)
             if norm is not None:
                 yield from norm.named(name)
+        for part in (self.blocks, self.relative):
+            if part is not None:
+                yield from part.named()
         if self.sinks_H is not None:
             yield "sinks", self.sinks_H
         if self.relative_NH is not None:
             assert isinstance(self.a.position, RelativeBias)
             yield "layer_bias" if self.a.position.each_layer else "relative_bias", self.relative_NH
         yield from self.o.named()
+
+    def adapter(self, d_model: int) -> nn.ModuleDict | None:
+        """The low-rank additions to the projections that one use of these weights has."""
+        if self.a.adapter_rank is None:
+            return None
+        rank = int(self.a.adapter_rank)
+        parts = {"qkv": (self.d_in, self.qkv), "kv": (d_model, self.kv)}
+        return nn.ModuleDict({
+            name: Factored(width, {f"{out}_adapter": n for out, n in part.outs.items()}, rank,
+                           role="zero")
+            for name, (width, part) in parts.items() if part is not None
+        })  # fmt: skip
 
     def heads(self, x_BTw: Tensor, n: int, norm: Normed | None) -> Tensor:
         """Vectors of all heads, normed by their scope and turned."""
@@ -166,7 +203,10 @@ class Grouped(nn.Module):
 
     def made(self, x_BTD: Tensor, flow: Flow, path: str) -> dict[str, Tensor]:
         """What the projections make: each by its name, or queries and keys as ``both``."""
+        added = flow.adapter
         qkv_BTw = self.qkv(x_BTD)
+        if added is not None:
+            qkv_BTw = qkv_BTw + added["qkv"](x_BTD)
         if flow.watch is not None:
             flow.watch(f"{path}.qkv", qkv_BTw)
         names, widths = list(self.qkv.outs), list(self.qkv.outs.values())
@@ -175,13 +215,17 @@ class Grouped(nn.Module):
         made = dict(zip(names, torch.split(qkv_BTw, widths, -1), strict=True))
         if self.kv is not None:
             assert flow.source_BSD is not None, "cross attention has a source"
-            made |= self.kv.split(flow.source_BSD)
+            kv_BSw = self.kv(flow.source_BSD)
+            if added is not None:
+                kv_BSw = kv_BSw + added["kv"](flow.source_BSD)
+            widths = list(self.kv.outs.values())
+            made |= dict(zip(self.kv.outs, torch.split(kv_BSw, widths, -1), strict=True))
         elif self.joint and self.a.key_is_value:
             made["k"] = made["both"][..., self.h * self.width :]
         return made
 
     def queries_and_keys(
-        self, made: dict[str, Tensor], turns: Tensor | None
+        self, made: dict[str, Tensor], turns: Tensor | None, key_turns: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
         """Queries and keys by head, turned: as one tensor, or each after its norm."""
         both = made.get("both")
@@ -194,7 +238,8 @@ class Grouped(nn.Module):
         q = self.heads(made["q"], self.h, self.q_norm)
         k = self.heads(made["k"], self.k, self.k_norm) if "k" in made else None
         if turns is not None:
-            q, k = turned(q, turns), None if k is None else turned(k, turns)
+            key_turns = turns if key_turns is None else key_turns
+            q, k = turned(q, turns), None if k is None else turned(k, key_turns)
         return q, k
 
     def values(self, made: dict[str, Tensor]) -> Tensor:
@@ -204,20 +249,26 @@ class Grouped(nn.Module):
         v_BSKv = v_BSKv if self.v_norm is None else self.v_norm(v_BSKv)
         return v_BSKv.transpose(-3, -2)
 
+    def chosen(self, x_BTD: Tensor, flow: Flow) -> tuple[Tensor | None, Tensor | None]:
+        """Which keys a selector lets each query read, and its slope."""
+        return (None, None) if self.blocks is None else self.blocks(x_BTD, self.h, flow)
+
     def bias(self, flow: Flow) -> Tensor | None:
         """What positions add to the logits."""
         a, places = self.a, flow.places
+        keys = flow.source if a.cross else None
         if isinstance(a.position, Alibi):
-            distance = places.distance().abs()
+            distance = places.distance(keys).abs()
             far = distance if distance.dim() == 2 else distance[:, None]
-            return places.once(("alibi", self.h), lambda: -slopes(self.h).to(
+            return places.once(("alibi", self.h, far.shape), lambda: -slopes(self.h).to(
                 far.device)[:, None, None] * far)  # fmt: skip
-        if not isinstance(a.position, RelativeBias) or a.cross:
+        if not isinstance(a.position, RelativeBias):
             return None
         if self.relative_NH is not None:
-            flow.relative_HN = self.relative_NH
-        assert flow.relative_HN is not None, "the first layer has the table"
-        found = flow.relative_HN[places.buckets(a.position, causal=a.causal)]
+            flow.once["bias"] = self.relative_NH
+        table_NH: Tensor = flow.once["bias"]  # the first layer has it
+        causal = a.causal and not a.cross
+        found = table_NH[places.buckets(a.position, keys, causal=causal)]
         return found.movedim(-1, -3)
 
     def keys_and_values(
@@ -254,17 +305,30 @@ class Grouped(nn.Module):
     def forward(self, x_BTD: Tensor, flow: Flow, path: str) -> Tensor:
         """The same shape back."""
         a, watch = self.a, flow.watch
+        if x_BTD.shape[-1] != self.d_in:  # Zamba: the stream beside the embedding
+            assert flow.embedded_BTD is not None, "the decoder says what it embedded"
+            x_BTD = torch.cat((x_BTD, flow.embedded_BTD), -1)
         made = self.made(x_BTD, flow, path)
         rope = isinstance(a.position, Rope)
         turns = flow.places.turns(a.position, self.width) if rope else None  # type: ignore[arg-type]
-        q, k = self.queries_and_keys(made, turns)
+        key_turns = None
+        if rope and a.cross and flow.source is not None:
+            key_turns = flow.source.turns(a.position, self.width)  # type: ignore[arg-type]
+        q, k = self.queries_and_keys(made, turns, key_turns)
         q_BHTh = q.transpose(-3, -2)
         k_BKSh, v_BKSv = self.keys_and_values(k, made, flow)
         if watch is not None:
             watch(f"{path}.heads", q_BHTh)
         bias = self.bias(flow)
+        if self.relative is not None:
+            k_BHSh = k_BKSh.repeat_interleave(self.h // self.k, -3)
+            bias = self.scale * self.relative(q_BHTh, k_BHSh, self.qkv, flow)
+        seen, (open_, slope) = self.seen(flow, bias), self.chosen(x_BTD, flow)
+        if open_ is not None:
+            seen = flow.places.causal() if seen is None and a.causal else seen
+            seen, bias = open_ if seen is None else open_ & seen, total(bias, slope)
         out_BHTv = self.attend(
-            q_BHTh, k_BKSh, v_BKSv, self.seen(flow, bias), scale=self.scale,
+            q_BHTh, k_BKSh, v_BKSv, seen, scale=self.scale,
             causal=a.causal and not a.cross, kernel=flow.kernel, softcap=a.softcap,
             sinks_H=self.sinks_H, bias=bias,
         )  # fmt: skip
@@ -298,13 +362,17 @@ class Latent(nn.Module):
         self.kv_norm = Normed(a.norm, int(a.kv_rank), epsilon=epsilon)
         self.kv_up = Fused(int(a.kv_rank), {"kv_up": self.h * (self.nope + self.value)})
         self.gate = Fused(d_model, {"gate": self.h}) if a.gate else None
+        self.index = None
+        if a.indexer is not None:
+            inner = d_model if a.q_rank is None else int(a.q_rank)
+            self.index = Index(a.indexer, d_model, inner, self.rope, a.position)
         self.o = Fused(self.h * self.value, {"o": d_model}, bias=a.out_bias, role="out")
         width = self.nope + self.rope
         self.scale = numerics.attention_scale(width) * _stretch(a) if a.scale is None else a.scale
 
     def named(self) -> Named:
         """Its weights by their names in ``ops``."""
-        for part in (self.down, self.q, self.kv_up, self.gate, self.o):
+        for part in (self.down, self.q, self.kv_up, self.gate, self.index, self.o):
             if part is not None:
                 yield from part.named()
         if self.q_norm is not None:
@@ -333,11 +401,14 @@ class Latent(nn.Module):
         k_BHTh = torch.cat((k_nope, k_turn), -1).transpose(-3, -2)
         if watch is not None:
             watch(f"{path}.heads", q_BHTh)
-        seen = flow.places.seen(a.span, causal=True)
-        if seen is None and flow.kernel is None:
+        seen, slope = flow.places.seen(a.span, causal=True), None
+        if seen is None and (flow.kernel is None or self.index is not None):
             seen = flow.places.causal()
+        if self.index is not None:
+            open_B1TS, slope = self.index(x_BTD, q_in, flow)
+            seen = open_B1TS & seen
         out_BHTv = self.attend(q_BHTh, k_BHTh, v_BTHv.transpose(-3, -2), seen, scale=self.scale,
-                          causal=True, kernel=flow.kernel)  # fmt: skip
+                          causal=True, kernel=flow.kernel, bias=slope)  # fmt: skip
         if watch is not None:
             watch(f"{path}.attention", out_BHTv)
         if self.gate is not None:

@@ -11,6 +11,7 @@ import torch
 
 from scantling.calibrate.predict import RECIPE_ATTENTION, recipe_of
 from scantling.costs.memory import TrainingMemory, training_memory
+from scantling.costs.plain import unmodelled
 from scantling.costs.train import Estimate, training_step
 from scantling.errors import FieldError, UnknownNameError
 from scantling.hardware import Chip, chip, cluster
@@ -66,8 +67,10 @@ def step_seconds(
     return training_step(spec, plan, recipe_of(dtype), context, place).step
 
 
-def recipe(dtype: str, optimizer: str = "adamw") -> Recipe:
+def recipe(dtype: str, optimizer: str = "adamw", *, plain: bool = True) -> Recipe:
     """How the lab's loop keeps its numbers: weights, gradients and moments in fp32.
+
+    ``plain`` predicts its own operations one by one; else those of other software are taken.
 
     Example:
         >>> recipe("bf16").weights, recipe("bf16").dtype
@@ -76,7 +79,7 @@ def recipe(dtype: str, optimizer: str = "adamw") -> Recipe:
     return Recipe(
         dtype=dtype, weights="fp32", gradients="fp32", master=None, reduce="fp32",
         optimizer="muon" if optimizer == "muon" else "adamw", attention=RECIPE_ATTENTION,
-        fused=False, plain=True,
+        fused=False, plain=plain,
     )  # fmt: skip
 
 
@@ -97,7 +100,8 @@ def memory(
     plan = Plan(
         dp=ranks, zero=3 if ranks > 1 else 0, micro_batch=one, n_micro_batch=-(-each // one)
     )
-    return training_memory(spec, plan, recipe(dtype, optimizer), context)
+    known = unmodelled(spec) is None
+    return training_memory(spec, plan, recipe(dtype, optimizer, plain=known), context)
 
 
 def check_memory(need: TrainingMemory, device: torch.device, members: int = 1) -> None:

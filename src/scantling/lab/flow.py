@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -68,24 +69,26 @@ class Places:
         key = (isinstance(span, Window), reach, causal)
         return self.once(key, lambda: visible(span, self.at, causal=causal))
 
-    def distance(self) -> Tensor:
-        """How far each key is behind each query."""
-        return self.once("distance", lambda: self.at[..., :, None] - self.at[..., None, :])
+    def distance(self, keys: Places | None = None) -> Tensor:
+        """How far each key is behind each query; of another sequence, where keys are."""
+        at = (keys or self).at
+        return self.once(("distance", at.shape), lambda: self.at[..., :, None] - at[..., None, :])
 
     def causal(self) -> Tensor:
         """The plain causal mask, for attention that cannot be told so."""
         return self.once("causal", lambda: visible(Full(), self.at, causal=True))
 
-    def buckets(self, bias: RelativeBias, *, causal: bool) -> Tensor:
+    def buckets(self, bias: RelativeBias, keys: Places | None = None, *, causal: bool) -> Tensor:
         """T5's bucket of each distance."""
+        away = self.distance(keys)
         return self.once(
-            ("buckets", bias.n_bucket, causal),
-            lambda: buckets(-self.distance(), int(bias.n_bucket), causal=causal),
+            ("buckets", bias.n_bucket, causal, away.shape),
+            lambda: buckets(-away, int(bias.n_bucket), causal=causal),
         )
 
 
 class Flow:
-    """One forward pass: its places, who watches, the encoder's output, keys other layers read.
+    """One forward pass: its places, who watches, and what modules read beside the stream.
 
     Args:
         places: Where the tokens stand.
@@ -99,14 +102,38 @@ class Flow:
         kernel: Kernel | None = None,
     ) -> None:  # fmt: skip
         self.places, self.watch, self.source_BSD, self.kernel = places, watch, source_BSD, kernel
+        self.source: Places | None = None
+        """Where the encoder's tokens stand."""
         self.kept: dict[Hashable, tuple[Tensor, Tensor]] = {}
-        self.relative_HN: Tensor | None = None
+        self.once: dict[str, Any] = {}
+        """What a stack keeps once and every layer reads: a table of relative positions."""
+        self.tokens_BT: Tensor | None = None
+        self.embedded_BTD: Tensor | None = None
+        self.own_BTLp: Tensor | None = None
+        """Each layer's own embedding of the tokens."""
+        self.handed_BTD: Tensor | None = None
+        """What the block before hands to the next one in place of adding it."""
+        self.entered_BTD: Tensor | None = None
+        """The stream as it entered this layer."""
+        self.stream_BTD: Tensor | None = None
+        """The stream that a block reads, before any norm."""
+        self.layer = 0
+        self.adapter: Any = None
+        """The low-rank addition that this use of shared weights has."""
+        self.late: list[tuple[int, Tensor]] = []
+        """What joins the stream behind a later layer, and behind which."""
 
     def chosen(self, at_BT: Tensor) -> Flow:
         """The same pass for tokens that stand at some of its positions."""
         places = Places(at_BT, self.places.length, self.places.max_context)
         inner = Flow(places, self.watch, self.source_BSD, kernel=self.kernel)
-        inner.relative_HN = self.relative_HN
+        inner.once, inner.layer, inner.source = self.once, self.layer, self.source
+        for name in ("tokens_BT", "embedded_BTD", "own_BTLp", "entered_BTD"):
+            whole = getattr(self, name)
+            if whole is not None:
+                index = at_BT.view(*at_BT.shape, *[1] * (whole.dim() - 2))
+                index = index.expand(*at_BT.shape, *whole.shape[2:])
+                setattr(inner, name, whole.gather(1, index))
         return inner
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from scantling.errors import FieldError
 from scantling.lab.anatomy import HeldSide, Tensors
-from scantling.spec import Alibi, GroupedAttention, LatentAttention, RelativeBias
+from scantling.spec import Alibi, Disentangled, GroupedAttention, LatentAttention, RelativeBias
 
 
 def readers(n_head: int, n_kv_head: int, kept: Sequence[int]) -> list[int]:
@@ -74,6 +74,10 @@ def _one_by_one(a: GroupedAttention) -> None:
             isinstance(a.position, RelativeBias) and not a.position.each_layer,
         "queries are normed over all heads together": wide,
         "outputs are normed over all heads together": a.out_norm is not None,
+        "low-rank additions have rows for each head": a.adapter_rank is not None,
+        "a selector chooses for groups of heads": a.selector is not None,
+        "disentangled positions have projections for each head":
+            isinstance(a.position, Disentangled),
     }  # fmt: skip
     for reason, holds in reasons.items():
         if holds:

@@ -6,8 +6,8 @@ v widths of a key and of a value, S keys, E experts, F hidden width, V vocabular
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator
+from typing import Any, cast
 
 import torch
 from msgspec import Struct
@@ -16,29 +16,28 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from scantling.errors import FieldError
-from scantling.lab.attention import Grouped, Latent, one_kernel
-from scantling.lab.feed import Feed, Routed
+from scantling.lab.attention import one_kernel
+from scantling.lab.augmented import Alternate, Streams
+from scantling.lab.embedded import Embedded, Last
 from scantling.lab.flow import Flow, Kernel, Places, Watch
-from scantling.lab.grammar import buildable
+from scantling.lab.grammar import buildable, learnable
+from scantling.lab.hyper import Merge
+from scantling.lab.made import Parts
 from scantling.lab.numerics import Numerics
 from scantling.lab.param import Kind, Parametrisation, initialise, optimizer_groups
-from scantling.lab.parts import Fused, Named, maybe, waves
-from scantling.lab.recurrent import Delta, StateSpace
-from scantling.lab.stream import Branched, Side
+from scantling.lab.parts import Fused, Named, maybe
+from scantling.lab.stream import Branched, Side, streams
 from scantling.spec import (
-    Dense,
-    Embeddings,
-    Experts,
-    GatedDelta,
-    GroupedAttention,
+    Disentangled,
+    Head,
     HyperConnections,
-    LatentAttention,
     Layer,
-    Mamba2,
+    PerLayerInput,
     RelativeBias,
     Spec,
     Stack,
 )
+from scantling.spec.vary import nodes
 
 IGNORED = -100
 """A target that no loss counts."""
@@ -61,33 +60,61 @@ def cross_entropy(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
     )
 
 
-def _module(module: Any, d_model: int, numerics: Numerics, *, first: bool) -> nn.Module:
-    if isinstance(module, GroupedAttention):
-        return Grouped(module, d_model, numerics, first=first)
-    if isinstance(module, LatentAttention):
-        return Latent(module, d_model, numerics)
-    if isinstance(module, Mamba2):
-        return StateSpace(module, d_model, numerics)
-    if isinstance(module, GatedDelta):
-        return Delta(module, d_model, numerics)
-    if isinstance(module, Experts):
-        return Routed(module, d_model, numerics)
-    assert isinstance(module, Dense), "the grammar refuses others"
-    return Feed(module, d_model, numerics.epsilon)
-
-
 class Layered(nn.Module):
-    """One layer: its blocks in order."""
+    """One layer: its blocks in order, on one stream or on n streams around it (AltUp)."""
 
-    def __init__(self, path: str, blocks: list[Branched]) -> None:
+    def __init__(
+        self, layer: Layer, path: str, blocks: list[Branched], altup: Alternate | None
+    ) -> None:
         super().__init__()
-        self.path, self.blocks = path, nn.ModuleList(blocks)
+        self.path, self.blocks, self.altup = path, nn.ModuleList(blocks), altup
+        self.scale_1: Tensor | None
+        scale = torch.ones(1) if layer.stored_scale else None
+        self.register_buffer("scale_1", scale)
+        last = layer.blocks[-1].branches[0].module
+        self.own = altup is not None and isinstance(last, PerLayerInput)
+        """Whether its last block adds to the streams that the layer does not work on."""
+
+    def outer(self) -> Named:
+        """Weights that belong to no block."""
+        if self.altup is not None:
+            yield from self.altup.named("")
+        if self.scale_1 is not None:
+            yield f"{cast('Branched', self.blocks[-1]).names[0]}.layer_scale", self.scale_1
 
     def forward(self, x_BTD: Tensor, flow: Flow) -> Tensor:
-        """The stream after the layer."""
+        """The stream after the layer, or its streams, B × T × n × D."""
+        if self.altup is not None:
+            return self.around(self.altup, x_BTD, flow)
+        flow.entered_BTD = x_BTD if x_BTD.dim() == 3 else x_BTD.mean(-2)
         for block in self.blocks:
             x_BTD = block(x_BTD, flow, self.path)
-        return x_BTD
+        return x_BTD if self.scale_1 is None else x_BTD * self.scale_1
+
+    def around(self, altup: Alternate, x_BTnD: Tensor, flow: Flow) -> Tensor:
+        """All streams predicted, the first one worked on, all corrected."""
+        predicted_BTnD = altup.predict(x_BTnD)
+        x_BTD = flow.entered_BTD = predicted_BTnD[..., 0, :]
+        for block in self.blocks[:-1] if self.own else self.blocks:
+            x_BTD = block(x_BTD, flow, self.path)
+        corrected_BTnD = altup.correct(predicted_BTnD, streams(x_BTD, 0))
+        first_BT1D, others_BTnD = corrected_BTnD.tensor_split([1], -2)
+        scaled_BT1D = first_BT1D * altup.scale_D
+        if self.own:
+            last = cast("Branched", self.blocks[-1])
+            made_BTD = last.made(scaled_BT1D.squeeze(-2), flow, self.path)
+            assert made_BTD is not None, "what is made of an embedding joins at once"
+            others_BTnD = others_BTnD + last.add * made_BTD[..., None, :]
+            scaled_BT1D = first_BT1D  # what the embedding reads is scaled, not the stream
+        out = torch.cat((scaled_BT1D, others_BTnD), -2)
+        return out if self.scale_1 is None else out * self.scale_1
+
+
+def plus(x_BTD: Tensor, more_BTD: Tensor) -> Tensor:
+    """The stream, or each of its streams, with more added."""
+    if more_BTD.dim() == 4:
+        return streams(x_BTD, more_BTD.shape[-2]) + more_BTD
+    return x_BTD + (more_BTD[..., None, :] if x_BTD.dim() == 4 else more_BTD)
 
 
 class Layers(nn.Module):
@@ -97,25 +124,34 @@ class Layers(nn.Module):
     ⌊i · sets / n⌋.
     """
 
-    def __init__(self, stack: Stack, name: str, d_model: int, numerics: Numerics) -> None:
+    def __init__(
+        self, stack: Stack, name: str, d_model: int, numerics: Numerics, vocab_size: int
+    ) -> None:
         super().__init__()
         self.path, self.d_model, self.numerics = name, d_model, numerics
+        causal = all(getattr(n, "causal", True) for _, n in nodes(stack))
+        self.parts = Parts(d_model, numerics, vocab_size, int(stack.n_layer), causal)
         self.times = {k: int(n) for k, n in stack.occurrences().items()}
         self.sides: dict[Any, Side] = {}
         self.outer: dict[Any, Branched] = {}
         self.first = True
-        residual = stack.kinds[0].blocks[0].residual
-        self.n_stream = int(residual.n_stream) if isinstance(residual, HyperConnections) else 0
+        residuals = [b.residual for k in self.times for b in stack.kind(k).blocks]
+        hyper = [r for r in residuals if isinstance(r, HyperConnections) and r.constrained]
+        self.merge = None
+        if hyper:
+            self.merge = Merge(int(hyper[0].n_stream), d_model, numerics.epsilon)
+        self.altup = stack.altup
+        self.streams = None if stack.altup is None else Streams(stack.altup, d_model)
         done = dict.fromkeys(self.times, 0)
         place, layers = 0, []
-        for kind in stack.expand():
-            layers.append(self._layer(stack.kind(kind), done[kind], place))
+        for at, kind in enumerate(stack.expand()):
+            layers.append(self._layer(stack.kind(kind), at, done[kind], place))
             done[kind] += 1
             place += len(layers[-1].blocks)
         self.layers = nn.ModuleList(layers)
         self.final = maybe(stack.final_norm, d_model, numerics.epsilon)
 
-    def _layer(self, layer: Layer, occurrence: int, place: int) -> Layered:
+    def _layer(self, layer: Layer, at: int, occurrence: int, place: int) -> Layered:
         seen: dict[str, int] = {}
         blocks = []
         for i, block in enumerate(layer.blocks):
@@ -130,30 +166,43 @@ class Layers(nn.Module):
                     sets.append(own)
                 key = (layer.name, i, j, own)
                 if key not in self.sides:
-                    module = _module(branch.module, self.d_model, self.numerics, first=self.first)
+                    module = self.parts.module(branch.module, at, first=self.first)
                     self.sides[key] = Side(branch, module, self.d_model, self.numerics.epsilon)
                     a = branch.module
                     position = getattr(a, "position", None)
-                    if isinstance(position, RelativeBias) and not position.each_layer:
-                        self.first = False  # T5 keeps one table a stack
+                    if isinstance(position, Disentangled) or (
+                        isinstance(position, RelativeBias) and not position.each_layer
+                    ):
+                        self.first = False  # DeBERTa and T5 keep one table a stack
                 sides.append(self.sides[key])
             made = Branched(block, names, sides, self.d_model, self.numerics, place + i)
             if len(sets) == len(sides):  # all is shared between layers, so are norms (ALBERT)
                 made.share(self.outer.setdefault((layer.name, i, sets[0]), made))
             blocks.append(made)
-        return Layered(f"{self.path}.{layer.name}", blocks)
+        altup = None
+        if self.altup is not None:
+            altup = Alternate(self.altup, self.d_model, self.numerics.epsilon)
+        return Layered(layer, f"{self.path}.{layer.name}", blocks, altup)
 
     def named(self) -> Iterator[Weight]:
         """Its weights, each once."""
         seen: set[int] = set()
+        for part in (self.streams, self.merge):
+            if part is not None:
+                yield from _weights(self.path, None, part.named())
         for i, layer in enumerate(self.layers):
-            for block in layer.blocks:  # type: ignore[union-attr]
+            assert isinstance(layer, Layered), "it holds nothing else"
+            yield from _weights(layer.path, i, layer.outer())
+            for block in cast("Iterable[Branched]", layer.blocks):
+                for j, name, tensor in block.added():
+                    yield Weight(f"{layer.path}.{block.names[j]}.{name}", i, tensor)
                 outer = block.outer() if self._new(block, seen) else iter(())
                 yield from _weights(f"{layer.path}.{block.names[0]}", i, outer)
                 for name, side in zip(block.names, block.sides, strict=True):
                     if id(side) not in seen:
                         seen.add(id(side))
-                        yield from _weights(f"{layer.path}.{name}", i, side.named())
+                        own = cast("Side", side).named()
+                        yield from _weights(f"{layer.path}.{name}", i, own)
         if self.final is not None:
             yield from _weights(self.path, None, self.final.named("final_norm"))
 
@@ -168,68 +217,36 @@ class Layers(nn.Module):
 
     def forward(self, x_BTD: Tensor, flow: Flow) -> Tensor:
         """The normed stream after the last layer."""
-        if self.n_stream:
-            x_BTD = x_BTD[..., None, :].expand(*x_BTD.shape[:-1], self.n_stream, -1)
-        for layer in self.layers:
-            x_BTD = layer(x_BTD, flow)
-        if self.n_stream:
-            x_BTD = x_BTD.sum(-2)
+        if self.streams is not None:
+            x_BTD = self.streams.made(x_BTD)
+        for at, layer in enumerate(self.layers):
+            flow.layer = at
+            x_BTD = self.joined(layer(x_BTD, flow), flow, last=layer is self.layers[-1])
+        if flow.handed_BTD is not None:  # there is no next block to read it
+            x_BTD = plus(x_BTD, flow.handed_BTD)
+        if self.streams is not None:
+            x_BTD = self.streams.merged(x_BTD)
+        if self.merge is not None:
+            x_BTD = self.merge(streams(x_BTD, self.merge.n))
+        x_BTD = streams(x_BTD, 0)
         if self.final is not None:
             x_BTD = self.final(x_BTD)
             if flow.watch is not None:
                 flow.watch(f"{self.path}.norm", x_BTD)
         return x_BTD
 
-
-class Embedded(nn.Module):
-    """What comes before the first layer but for the table of tokens, which stacks share."""
-
-    def __init__(self, e: Embeddings, d_model: int, epsilon: float) -> None:
-        super().__init__()
-        self.e, width = e, d_model if e.d_embed is None else int(e.d_embed)
-        self.position = None
-        if e.position is not None:
-            wide = width if e.position.narrow else d_model
-            self.position = nn.Embedding(int(e.position.rows), wide)
-        self.norm = maybe(e.norm, d_model if e.norm_last else width, epsilon)
-        self.project_in = None
-        if e.d_embed is not None:
-            self.project_in = Fused(width, {"project_in": d_model}, bias=e.project_bias)
-
-    def named(self) -> Named:
-        """Its weights by their names in ``ops``."""
-        if self.position is not None:
-            yield "position", self.position.weight
-        if self.norm is not None:
-            yield from self.norm.named("embedding_norm")
-        if self.project_in is not None:
-            yield from self.project_in.named()
-
-    def forward(self, x_BTw: Tensor) -> Tensor:
-        """Scaled, with positions, normed and projected: B × T × D."""
-        e = self.e
-        if e.scale is not None:
-            x_BTw = x_BTw * e.scale
-        if self.position is not None and e.position is not None and e.position.narrow:
-            x_BTw = x_BTw + self._positions(x_BTw.shape[-2])
-        if self.norm is not None and not e.norm_last:
-            x_BTw = self.norm(x_BTw)
-        if self.project_in is not None:
-            x_BTw = self.project_in(x_BTw)
-        if self.norm is not None and e.norm_last:
-            x_BTw = self.norm(x_BTw)
-        if self.position is not None and e.position is not None and not e.position.narrow:
-            x_BTw = x_BTw + self._positions(x_BTw.shape[-2])
-        if e.sines:
-            x_BTw = x_BTw + waves(x_BTw)
-        return x_BTw
-
-    def _positions(self, length: int) -> Tensor:
-        assert self.position is not None
-        rows = self.position.num_embeddings
-        if length > rows:
-            raise FieldError("context", length, f"exceeds the learned positions {rows}")
-        return self.position.weight[:length]
+    def joined(self, x_BTD: Tensor, flow: Flow, *, last: bool) -> Tensor:
+        """The stream with what was to join it behind this layer; all of it behind the last."""
+        waiting = []
+        for at, made_BTD in flow.late:
+            if self.streams is not None:
+                made_BTD = streams(made_BTD, 0)  # noqa: PLW2901 - they are others than AltUp's
+            if at > flow.layer and not last:
+                waiting.append((at, made_BTD))
+            else:
+                x_BTD = plus(x_BTD, made_BTD)
+        flow.late = waiting
+        return x_BTD
 
 
 class Decoder(nn.Module):
@@ -270,20 +287,22 @@ class Decoder(nn.Module):
         """Attention in one, where it has neither cap nor sinks; None writes it out."""
         self.places: dict[Any, Places] = {}
         self.table = nn.Embedding(v, width)
-        self.embedded = Embedded(e, d, numerics.epsilon)
-        self.decoder = Layers(spec.decoder, "decoder", d, numerics)
+        n_layer = int(spec.n_layer)
+        self.embedded = Embedded(e, d, numerics.epsilon, n_layer)
+        self.decoder = Layers(spec.decoder, "decoder", d, numerics, v)
         self.encoder = self.encoder_embedded = None
         if spec.encoder is not None:
             own = spec.encoder_embeddings
-            self.encoder = Layers(spec.encoder, "encoder", d, numerics)
+            self.encoder = Layers(spec.encoder, "encoder", d, numerics, v)
             if own is not None:
-                self.encoder_embedded = Embedded(own, d, numerics.epsilon)
-        head = spec.head
-        assert head is not None, "the grammar refuses a model without a head"
-        self.project_out = Fused(d, {"project_out": width}) if head.project else None
-        self.head = Fused(width, {"lm_head": v}, bias=head.bias, role="head")
-        if spec.tied:
-            self.head.weight = self.table.weight
+                self.encoder_embedded = Embedded(own, d, numerics.epsilon, n_layer)
+        head = spec.head or Head()
+        self.last = Last(head, d, width, v, numerics.epsilon)
+        self.head = None
+        if spec.head is not None:
+            self.head = Fused(width, {"lm_head": v}, bias=head.bias, role="head")
+            if spec.tied:
+                self.head.weight = self.table.weight
         initialise(self, init_std, seed)
 
     @property
@@ -309,9 +328,8 @@ class Decoder(nn.Module):
         if self.encoder is not None:
             yield from self.encoder.named()
         yield from self.decoder.named()
-        if self.project_out is not None:
-            yield from _weights("model", None, self.project_out.named())
-        for name, tensor in self.head.named():
+        yield from _weights("model", None, self.last.named())
+        for name, tensor in () if self.head is None else self.head.named():
             if not (self.spec.tied and name == "lm_head"):
                 yield Weight(f"model.{name}", None, tensor)
 
@@ -329,17 +347,25 @@ class Decoder(nn.Module):
 
     def warm(self, length: int) -> None:
         """Make the tables of a length before a compiler traces what reads them."""
-        tokens = torch.zeros(1, length, dtype=torch.long, device=self.table.weight.device)
+        device = self.table.weight.device
+        tokens = source = torch.zeros(1, length, dtype=torch.long, device=device)
+        own = self.encoder_embedded
+        if own is not None and own.stem is not None:
+            source = torch.zeros(1, 2 * length, own.stem.n_mel, device=device)
         with torch.no_grad():
-            self(tokens, source=None if self.encoder is None else tokens)
+            self(tokens, source=None if self.encoder is None else source)
 
     def encoded(self, source_BS: Tensor, watch: Watch | None = None) -> Tensor:
         """What the encoder makes of its tokens, B × S × D."""
         assert self.encoder is not None, "only called where there is one"
-        flow = Flow(self.at(source_BS.shape[-1], source_BS.device), watch, kernel=self.kernel)
         embedded = self.encoder_embedded or self.embedded
-        x_BSD: Tensor = self.encoder(embedded(self.table(source_BS)), flow)
-        return x_BSD
+        sound = embedded.stem is not None
+        x_BSD: Tensor = embedded(source_BS if sound else self.table(source_BS))
+        places = self.at(x_BSD.shape[-2], x_BSD.device)
+        flow = Flow(places, watch, kernel=self.kernel)
+        flow.tokens_BT, flow.embedded_BTD = None if sound else source_BS, x_BSD
+        found: Tensor = self.encoder(x_BSD, flow)
+        return found
 
     def hidden(
         self, tokens_BT: Tensor, watch: Watch | None = None, source: Tensor | None = None
@@ -354,25 +380,34 @@ class Decoder(nn.Module):
         if watch is not None:
             watch("embedding", x_BTD)
         places = self.at(tokens_BT.shape[-1], tokens_BT.device)
-        x_BTD = self.decoder(x_BTD, Flow(places, watch, source_BSD, kernel=self.kernel))
-        return x_BTD if self.project_out is None else self.project_out(x_BTD)
+        flow = Flow(places, watch, source_BSD, kernel=self.kernel)
+        if source_BSD is not None:
+            flow.source = self.at(source_BSD.shape[-2], source_BSD.device)
+        flow.tokens_BT, flow.embedded_BTD = tokens_BT, x_BTD
+        if self.embedded.own is not None:
+            flow.own_BTLp = self.embedded.own(tokens_BT, x_BTD)
+        found: Tensor = self.last(self.decoder(x_BTD, flow))
+        return found
 
     def forward(
         self, tokens_BT: Tensor, watch: Watch | None = None, source: Tensor | None = None
     ) -> Tensor:
-        """Logits of every position.
+        """Logits of every position; of a model without a head what its last norm makes.
 
         Args:
             tokens_BT: Token numbers.
             watch: Sees what comes out of each stage.
             source: Token numbers of the encoder, B × S.
         """
-        logits_BTV: Tensor = self.head(self.hidden(tokens_BT, watch, source))
-        head = self.spec.head
-        assert head is not None, "checked when built"
+        hidden_BTD, head = self.hidden(tokens_BT, watch, source), self.spec.head
+        if head is None or self.head is None:
+            return hidden_BTD
+        logits_BTV: Tensor = self.head(hidden_BTD)
         scale = (1.0 if head.scale is None else head.scale) * self.numerics.logits
         if scale != 1.0:
             logits_BTV = logits_BTV * scale
+        if self.last.logits_bias is not None:
+            logits_BTV = logits_BTV + self.last.logits_bias
         if head.softcap is not None:
             logits_BTV = head.softcap * torch.tanh(logits_BTV / head.softcap)
         if watch is not None:
@@ -380,7 +415,12 @@ class Decoder(nn.Module):
         return logits_BTV
 
     def loss(self, tokens_BT: Tensor, targets_BT: Tensor, source: Tensor | None = None) -> Tensor:
-        """Mean cross entropy of the next token in nats; targets of −100 do not count."""
+        """Mean cross entropy of the next token in nats; targets of −100 do not count.
+
+        Raises:
+            FieldError: If the model has no head.
+        """
+        learnable(self.spec)
         return cross_entropy(self(tokens_BT, source=source), targets_BT)
 
     def groups(

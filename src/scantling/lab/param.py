@@ -22,14 +22,15 @@ output grows with its inputs unless lr falls as 1/m (Yang et al. 2022, table 8).
 multiplier 1/d keeps what L blocks add together of order one, and with it each block's change at a
 step (Dey et al. 2025, table 1, α = 1). What writes to the stream starts smaller by √blocks (GPT-2),
 in CompleteP by √(blocks of the base). Blocks with DeepNorm start values, outputs and feed-forwards
-smaller by (8 L)^(−1/4) instead (Wang et al. 2022). A router is an output of fixed size: its std
-falls as 1/√m more.
+smaller by (8 L)^(−1/4) instead (Wang et al. 2022); a gate does not, so that what a gated
+feed-forward makes falls as the square, as that of the paper's two matrices does. A router is an
+output of fixed size: its std falls as 1/√m more.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
+from types import MethodType
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -37,10 +38,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 from torch import Tensor, nn
 
-from scantling.lab.feed import Feed, Routed
 from scantling.lab.numerics import Numerics
 from scantling.lab.parts import Fused
-from scantling.lab.recurrent import Convolution, Delta, StateSpace
+from scantling.lab.recurrent import Convolution
 from scantling.lab.stream import Branched
 from scantling.spec import DeepNorm, Spec
 
@@ -49,8 +49,8 @@ if TYPE_CHECKING:
 
 Kind = Literal["sp", "mup", "completep"]
 Role = Literal["table", "hidden", "head", "vector"]
-EXPERTS = {"up_EFD", "down_EDF"}
-"""Matrices of routed experts, which are no product of their own."""
+MATRICES = {"up_EFD", "down_EDF", "select_hmi", "dt_up_hir", "gates_gbij", "group_gro"}
+"""Matrices side by side that are no product of their own."""
 
 
 class Parametrisation(Struct, frozen=True, forbid_unknown_fields=True):
@@ -102,54 +102,59 @@ class Parametrisation(Struct, frozen=True, forbid_unknown_fields=True):
         return 1 / (m * d) if role == "hidden" else 1 / m if role == "table" else 1.0
 
 
+class Fill:
+    """Sets matrices from one generator, in the order they are asked for.
+
+    Args:
+        generator: Of random numbers.
+        init_std: One deviation for all instead of 1/√inputs, or None.
+        gains: Factors on it by role.
+    """
+
+    def __init__(
+        self, generator: torch.Generator, init_std: float | None, gains: dict[str, float]
+    ) -> None:
+        self.generator, self.init_std, self.gains = generator, init_std, gains
+
+    def __call__(self, weight: Tensor, inputs: float, role: str = "hidden") -> None:
+        """Normal numbers of deviation 1/√inputs times the role's gain."""
+        std = float(inputs**-0.5) if self.init_std is None else self.init_std
+        drawn = torch.randn(weight.shape, generator=self.generator)
+        with torch.no_grad():
+            weight.copy_(drawn.mul_(std * float(self.gains.get(role, 1.0))))
+
+
 def initialise(model: Decoder, init_std: float | None, seed: int) -> None:
-    """Set every matrix of a model from one seed; biases and norms keep zeros and ones."""
-    generator = torch.Generator().manual_seed(seed)
+    """Set every matrix of a model from one seed; biases and norms keep zeros and ones.
+
+    A module with weights that are no product of its own has a ``start``, which sets those.
+    """
     p, spec = model.param, model.spec
-    d_model, n_layer = int(spec.d_model), int(spec.n_layer)
-    m = p.wider(d_model)
+    m, n_layer = p.wider(int(spec.d_model)), int(spec.n_layer)
     n_block = sum(isinstance(b, Branched) for b in model.modules())
     out_gain = (n_block / p.deeper(n_layer)) ** -0.5
-
-    def fill(t: Tensor, std: float) -> None:
-        drawn = torch.randn(t.shape, generator=generator).mul_(std)
-        with torch.no_grad():
-            t.copy_(drawn)
-
     gains = {"out": out_gain, "router": m**-0.5, "zero": 0.0, "head": m**0.5}
-
-    def deviation(inputs: int, role: str = "hidden") -> float:
-        std = float(inputs**-0.5) if init_std is None else init_std
-        return std * float(gains.get(role, 1.0))
-
-    tied = spec.tied
+    fill = Fill(torch.Generator().manual_seed(seed), init_std, gains)
     for module in model.modules():
         if isinstance(module, nn.Embedding):
-            inputs = module.embedding_dim if tied and module is model.table else 1
-            fill(module.weight, deviation(inputs) * (m**0.5 if inputs > 1 else 1.0))
+            tied = spec.tied and module is model.table
+            inputs = module.embedding_dim if tied else getattr(module, "inputs", 1)
+            fill(module.weight, inputs, "head" if tied else "table")
         elif isinstance(module, Fused):
-            if not (tied and module is model.head):
-                fill(module.weight, deviation(module.in_features, module.role))
+            if not (spec.tied and module is model.head):
+                fill(module.weight, module.in_features, module.role)
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
-        elif isinstance(module, Routed):
-            fill(module.up_EFD, deviation(d_model))
-            fill(module.down_EDF, deviation(module.width, "out"))
         elif isinstance(module, Convolution):
-            fill(module.weight, deviation(module.weight.shape[-1]))
-        elif isinstance(module, StateSpace | Delta):
-            _recurrent(module, generator)
+            fill(module.weight, module.weight.shape[-1])
+        elif isinstance(start := getattr(module, "start", None), MethodType):
+            start(fill)
     _deep_norm(model, n_layer, out_gain)
 
 
-def _recurrent(module: StateSpace | Delta, generator: torch.Generator) -> None:
-    """Decays of 1 to 16 times a step of 0.001 to 0.1, as Mamba-2 starts."""
-    shape = module.dt_bias_H.shape
-    with torch.no_grad():
-        module.a_log_H.copy_(torch.log(1 + 15 * torch.rand(shape, generator=generator)))
-        low, high = math.log(1e-3), math.log(1e-1)
-        step = torch.exp(low + (high - low) * torch.rand(shape, generator=generator))
-        module.dt_bias_H.copy_(step + torch.log(-torch.expm1(-step)))
+LAST = {"o", "down", "experts_down", "shared_down", "out", "latent_up"}
+FALLS = {"v", "up", "experts_up", "shared_up"}
+"""What DeepNorm starts smaller: outputs, and values and one of a gated pair (TorchScale)."""
 
 
 def _deep_norm(model: Decoder, n_layer: int, out_gain: float) -> None:
@@ -158,13 +163,14 @@ def _deep_norm(model: Decoder, n_layer: int, out_gain: float) -> None:
         if not (isinstance(block, Branched) and isinstance(block.block.residual, DeepNorm)):
             continue
         for side in block.sides:
-            feed = isinstance(side.module, Feed | Routed)
-            with torch.no_grad():
-                for name, weight in side.module.named():  # type: ignore[operator,union-attr]
-                    last = name in {"o", "down", "experts_down", "shared_down", "out"}
-                    wide = name == "v" or (feed and "bias" not in name and "router" not in name)
-                    if last or wide:
-                        weight.mul_(beta / out_gain if last else beta)
+            stored = dict(side.module.named())  # type: ignore[operator,union-attr]
+            for name, weight in stored.items():
+                leaf = name.removesuffix("_b")  # the second factor of one that is factored
+                latent = leaf == "experts_down" and "latent_up" in stored
+                if leaf in LAST or leaf in FALLS:
+                    gain = out_gain if leaf in LAST and not latent else 1.0
+                    with torch.no_grad():
+                        weight.mul_(beta / gain)
 
 
 def roles(model: Decoder) -> Iterator[tuple[Role, nn.Parameter]]:
@@ -178,7 +184,7 @@ def roles(model: Decoder) -> Iterator[tuple[Role, nn.Parameter]]:
             role: Role = "vector"
             if isinstance(module, nn.Embedding):
                 role = "table"
-            elif (isinstance(module, Fused) and name == "weight") or name in EXPERTS:
+            elif (isinstance(module, Fused) and name == "weight") or name in MATRICES:
                 role = "head" if getattr(module, "role", "") == "head" else "hidden"
             yield role, parameter
 

@@ -28,25 +28,57 @@ class Fused(nn.Linear):
         >>> qkv = Fused(8, {"q": 8, "k": 4, "v": 4}, bias=True)
         >>> [(name, tuple(weight.shape)) for name, weight in qkv.named()][:4]
         [('q', (8, 8)), ('q_bias', (8,)), ('k', (4, 8)), ('k_bias', (4,))]
+        >>> qkv = Fused(8, {"q": 8, "k": 4, "v": 4}, bias=True, plain="k")
+        >>> qkv.bias.shape[0], tuple(qkv(torch.ones(2, 8)).shape)
+        (12, (2, 16))
+
+    Args:
+        d_in: Inputs.
+        outs: Outputs of each matrix; one of none is left out.
+        bias: Whether they have biases.
+        role: What ``param`` sets their size and rate by.
+        plain: The one that has no bias where the others have (a key's, in Whisper).
     """
 
     def __init__(
-        self, d_in: int, outs: Mapping[str, int], *, bias: bool = False, role: str = "hidden"
-    ) -> None:
+        self, d_in: int, outs: Mapping[str, int], *, bias: bool = False, role: str = "hidden",
+        plain: str = "",
+    ) -> None:  # fmt: skip
         self.outs = {name: int(n) for name, n in outs.items() if n}
         self.role = role
+        self.plain = plain if bias and plain in self.outs else ""
         super().__init__(int(d_in), sum(self.outs.values()), bias=bias)
+        if self.plain:
+            biased = self.out_features - self.outs[self.plain]
+            self.register_parameter("bias", nn.Parameter(torch.zeros(biased)) if biased else None)
 
     def reset_parameters(self) -> None:
         """Nothing: all weights are set at once, from one seed, by ``param``."""
 
+    def forward(self, x: Tensor) -> Tensor:
+        """What all of them make, side by side."""
+        return functional.linear(x, self.weight, self.whole_bias())
+
+    def whole_bias(self) -> Tensor | None:
+        """A bias for every output, zeros where one has none."""
+        if self.bias is None or not self.plain:
+            return self.bias
+        before = 0
+        for name in self.outs:
+            if name == self.plain:
+                break
+            before += self.outs[name]
+        zeros = self.bias.new_zeros(self.outs[self.plain])
+        return torch.cat((self.bias[:before], zeros, self.bias[before:]))
+
     def named(self) -> Named:
         """Each matrix and its bias."""
-        at = 0
+        at = bias_at = 0
         for name, n in self.outs.items():
             yield name, self.weight[at : at + n]
-            if self.bias is not None:
-                yield f"{name}_bias", self.bias[at : at + n]
+            if self.bias is not None and name != self.plain:
+                yield f"{name}_bias", self.bias[bias_at : bias_at + n]
+                bias_at += n
             at += n
 
     def split(self, x: Tensor) -> dict[str, Tensor]:
@@ -93,6 +125,22 @@ def product(
     if rank is None:
         return Fused(d_in, outs, bias=bias, role=role)
     return Factored(d_in, outs, rank, bias=bias, role=role)
+
+
+def by_head(x_BTw: Tensor, n: int) -> Tensor:
+    """The last axis as n vectors: B × T × n × h."""
+    return x_BTw.reshape(*x_BTw.shape[:-1], n, -1)
+
+
+def by_block(x_BTbi: Tensor, weight_bij: Tensor) -> Tensor:
+    """Each block of numbers through a matrix of its own: B × T × b × j.
+
+    Example:
+        >>> by_block(torch.ones(1, 2, 3, 4), torch.ones(3, 4, 5)).shape
+        torch.Size([1, 2, 3, 5])
+    """
+    made_bNj = x_BTbi.flatten(0, 1).transpose(0, 1) @ weight_bij
+    return made_bNj.transpose(0, 1).reshape(*x_BTbi.shape[:-1], -1)
 
 
 class Normed(nn.Module):
@@ -163,6 +211,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "tanh": torch.tanh,
     "mish": functional.mish,
     "linear": lambda x: x,
+    "swigluoai": lambda x: x * torch.sigmoid(1.702 * x),  # with a clamp: see feed.gated
 }
 
 

@@ -71,7 +71,10 @@ class Heads(Struct, frozen=True):
 def gradient_norms(
     model: Decoder, tokens_BT: Tensor, targets_BT: Tensor, source: Tensor | None = None
 ) -> list[float]:
-    """The norm of the gradient of the loss by the weights of each layer.
+    """The norm of the gradient of the loss by the matrices of each layer.
+
+    Scales and biases are left out: behind a last norm they are what the head reads, so one layer's
+    would outweigh the matrices of all.
 
     Args:
         model: Its own gradients, if any, stay as they are.
@@ -87,7 +90,7 @@ def gradient_norms(
         >>> len(gradient_norms(model, tokens, tokens + 1))
         3
     """
-    weights = [p for p in model.parameters() if p.requires_grad]
+    weights = [p for p in model.parameters() if p.requires_grad and p.dim() > 1]
     loss = model.loss(tokens_BT, targets_BT, source)
     found = torch.autograd.grad(loss, weights, allow_unused=True)
     squares = {

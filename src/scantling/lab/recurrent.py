@@ -7,6 +7,9 @@ chunks, l and s places within one, n the state's depth, p the width of a head.
 
 from __future__ import annotations
 
+import math
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -16,12 +19,16 @@ from scantling.lab.numerics import Numerics
 from scantling.lab.parts import Fused, Named, Normed
 from scantling.spec import GatedDelta, Mamba2
 
+if TYPE_CHECKING:
+    from scantling.lab.param import Fill
+
 
 class Convolution(nn.Module):
-    """A depthwise causal convolution of d_conv tokens, and SiLU."""
+    """A depthwise causal convolution of d_conv tokens, and SiLU where it is active."""
 
-    def __init__(self, channels: int, d_conv: int, *, bias: bool) -> None:
+    def __init__(self, channels: int, d_conv: int, *, bias: bool, active: bool = True) -> None:
         super().__init__()
+        self.active = active
         self.weight = nn.Parameter(torch.empty(channels, 1, d_conv))
         self.bias = nn.Parameter(torch.zeros(channels)) if bias else None
 
@@ -37,7 +44,8 @@ class Convolution(nn.Module):
         x_BCT = functional.conv1d(
             x_BTC.mT, self.weight, self.bias, padding=d_conv - 1, groups=channels
         )
-        return functional.silu(x_BCT[..., : x_BTC.shape[-2]]).mT
+        made_BCT = x_BCT[..., : x_BTC.shape[-2]]
+        return (functional.silu(made_BCT) if self.active else made_BCT).mT
 
 
 def chunks(x_BTw: Tensor, chunk: int) -> Tensor:
@@ -82,6 +90,10 @@ class StateSpace(nn.Module):
         if s.norm is not None:
             self.norm = Normed(s.norm, self.inner, epsilon=numerics.epsilon, groups=int(s.n_group))
         self.out = Fused(self.inner, {"out": d_model}, bias=s.out_bias, role="out")
+
+    def start(self, fill: Fill) -> None:
+        """Steps and decays as Mamba-2 starts."""
+        recurrent_start(self.dt_bias_H, self.a_log_H, fill.generator)
 
     def named(self) -> Named:
         """Its weights by their names in ``ops``."""
@@ -151,6 +163,10 @@ class Delta(nn.Module):
         self.norm = Normed(a.norm, int(a.d_state_value), epsilon=numerics.epsilon)
         self.o = Fused(self.value, {"o": d_model}, role="out")
 
+    def start(self, fill: Fill) -> None:
+        """Steps and decays as Mamba-2 starts."""
+        recurrent_start(self.dt_bias_H, self.a_log_H, fill.generator)
+
     def named(self) -> Named:
         """Its weights by their names in ``ops``."""
         for part in (self.qkvz, self.ba, self.conv, self.o):
@@ -182,6 +198,15 @@ class Delta(nn.Module):
         if flow.watch is not None:
             flow.watch(f"{path}.output", out_BTD)
         return out_BTD
+
+
+def recurrent_start(dt_bias: Tensor, a_log: Tensor, generator: torch.Generator) -> None:
+    """Decays of 1 to 16 times a step of 0.001 to 0.1, as Mamba-2 starts."""
+    with torch.no_grad():
+        a_log.copy_(torch.log(1 + 15 * torch.rand(a_log.shape, generator=generator)))
+        low, high = math.log(1e-3), math.log(1e-1)
+        step = torch.exp(low + (high - low) * torch.rand(dt_bias.shape, generator=generator))
+        dt_bias.copy_(step + torch.log(-torch.expm1(-step)))
 
 
 def unit(x: Tensor) -> Tensor:

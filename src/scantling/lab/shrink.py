@@ -32,7 +32,10 @@ FITS = 20_000_000
 FLOORS = {
     "d_model": 64, "vocab_size": 256, "d_ff": 64, "d_expert": 32, "d_shared": 32, "n_expert": 4,
     "n_head": 2, "n_kv_head": 1, "d_head": 16, "d_nope": 16, "d_rope": 8, "d_value": 16,
-    "kv_rank": 16, "q_rank": 16, "d_embed": 32,
+    "kv_rank": 16, "q_rank": 16, "d_embed": 32, "d_input": 128, "d_latent": 32, "d_inner": 64,
+    "n_ssm_head": 2, "d_rnn": 64, "n_gate_block": 2, "d_attention": 64, "d_delta": 16,
+    "n_delta_head": 2, "gate_rank": 8, "n_value_head": 2, "n_key_head": 1, "d_key": 16,
+    "d_state_value": 16, "dt_rank": 4, "n_select_head": 1, "out_rank": 8, "n_out_group": 1,
 }  # fmt: skip
 """No dimension is halved below these; one that is not listed stays."""
 
@@ -127,13 +130,18 @@ def _halved(spec: Spec, context: int, *, square: bool) -> Iterator[tuple[float, 
     with the width too, where it is heads times head width.
     """
     floors = {**FLOORS, "rows": context + 2}
-    sets: list[tuple[str, ...]] = [("n_head", "n_kv_head")]
-    sets += [(name,) for name in floors if name != "n_kv_head"]
+    sets: list[tuple[str, ...]] = [
+        ("n_head", "n_kv_head"), ("d_inner", "n_ssm_head"), ("n_value_head", "n_key_head"),
+    ]  # fmt: skip
+    follows = {"n_kv_head", "d_input"}  # their own size follows from another's
+    sets += [(name,) for name in floors if name not in follows]
     if square:
         coupled = {"d_model", "n_head", "d_head"}
         sets = [s for s in sets if not coupled & set(s)]
         sets += [("d_model", "n_head", "n_kv_head"), ("d_model", "n_head"), ("d_model", "d_head")]
     for names in sets:
+        if "d_model" in names:  # attention that reads the embedding too is twice as wide
+            names = (*names, "d_input")  # noqa: PLW2901 - one more
         ratio, smaller = _halve(spec, {name: floors[name] for name in names})
         kept = not square or _is_square(smaller)
         if smaller != spec and kept and _legal(smaller):
@@ -171,8 +179,8 @@ def _legal(spec: Spec) -> bool:
         return False
     for _, node in nodes(spec):
         position = getattr(node, "position", None)
-        width = getattr(node, "d_rope", None) or getattr(node, "d_head", None)
-        if isinstance(position, Rope) and width is not None:
+        if isinstance(position, Rope):
+            width = node.d_rope if hasattr(node, "d_rope") else node.d_head  # type: ignore[attr-defined]
             turned = width if hasattr(node, "d_rope") else int(width * position.fraction)
             if turned % 2:
                 return False

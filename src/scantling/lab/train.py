@@ -20,12 +20,13 @@ from torch import Tensor, nn
 
 from scantling.calibrate.timing import clock
 from scantling.costs.memory import TrainingMemory
+from scantling.costs.plain import unmodelled
 from scantling.costs.train import Estimate
 from scantling.errors import FieldError
 from scantling.lab import run_folder, whole_file
 from scantling.lab.distributed import World, spread, world
 from scantling.lab.expected import Watched, check_memory, chip_of, memory, step_seconds
-from scantling.lab.grammar import buildable
+from scantling.lab.grammar import buildable, learnable
 from scantling.lab.model import Decoder
 from scantling.lab.optimizers import factor, optimizers, whole
 from scantling.lab.run import Record, Result, TrainingRun, dtype_of
@@ -68,6 +69,7 @@ def train(run: TrainingRun, on_step: Callable[[Record], None] | None = None) -> 
                          "number of processes")  # fmt: skip
     dtype = dtype_of(run, among.device)
     buildable(run.spec)
+    learnable(run.spec)
     need = memory(run.spec, run.task.batch_size, run.task.context, dtype, run.optimizer,
                   micro_batch=run.micro_batch, ranks=among.size)  # fmt: skip
     check_memory(need, among.device)
@@ -91,7 +93,8 @@ class Running:
         on_step: Callable[[Record], None] | None = None, kept: Mapping[str, Any] | None = None,
         need: TrainingMemory | None = None,
     ) -> None:  # fmt: skip
-        known = dtype == "fp32" and not run.compile  # casts and fused code keep other tensors
+        # casts and fused code keep other tensors
+        known = dtype == "fp32" and not run.compile and unmodelled(run.spec) is None
         self.need, self.watched = need if known else None, Watched(among.device)
         self.peak_bytes: int | None = None
         self.run, self.among, self.on_step = run, among, on_step

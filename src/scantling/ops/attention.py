@@ -37,14 +37,16 @@ def grouped(a: GroupedAttention, site: Site) -> Iterator[Op]:
         rows = site.batch * site.source
         yield site.matmul("kv", "attention", source, width, bias=bias, rows=rows)
     if a.adapter_rank is not None:
-        yield from adapters("attention", (*outs, *source), width, a.adapter_rank, site)
+        yield from adapters("attention", outs, width, a.adapter_rank, site)
+        if source and site.phase != "decode":
+            across = replace(site, queries=site.source)
+            yield from adapters("attention", source, width, a.adapter_rank, across)
     if a.qk_norm is not None:
         yield qk_norm(a.qk_norm, "q_norm", a.n_head, a.d_head, site)
         if not a.shares_kv:
             yield qk_norm(a.qk_norm, "k_norm", a.n_kv_head, a.d_head, site)
     if a.value_norm is not None and not a.shares_kv:
-        heads, width = a.n_kv_head, _d_value(a)
-        yield site.norm("v_norm", a.value_norm, width, "attention", heads=heads)
+        yield site.norm("v_norm", a.value_norm, _d_value(a), "attention", heads=a.n_kv_head)
     if isinstance(a.position, Disentangled):
         yield from _disentangled(a, a.position, width, site)
     if a.selector is not None:
