@@ -10,9 +10,10 @@ from scantling import catalog, vary
 torch = pytest.importorskip("torch", reason="the lab's model needs torch")
 
 from scantling.errors import FieldError  # noqa: E402 - only where torch is
-from scantling.lab.ensemble import Ensemble, batchable, together  # noqa: E402
+from scantling.lab.ensemble import CHOOSE, Ensemble, batchable, together  # noqa: E402
 from scantling.lab.model import Decoder  # noqa: E402
 from scantling.lab.shrink import shrink  # noqa: E402
+from scantling.spec.vary import nodes  # noqa: E402
 
 
 def tiny(name):
@@ -70,6 +71,10 @@ def test_what_can_be_batched_by_its_own_word_is_batched(structure):
         with pytest.raises(FieldError, match="cannot be batched over models"):
             Ensemble(models, 1e-3)
         return
+    if spec.head is None:
+        with pytest.raises(FieldError, match="head is missing, so there is no loss"):
+            Ensemble(models, 1e-3)
+        return
     generator = torch.Generator().manual_seed(structure)
     tokens = torch.randint(spec.vocab_size, (2, 2, 13), generator=generator)
     source = None if spec.encoder is None else tokens[..., :9]
@@ -82,6 +87,13 @@ def test_what_can_be_batched_by_its_own_word_is_batched(structure):
     after = ensemble.losses(tokens, tokens.roll(-1, -1), source)
     assert bool(after.isfinite().all())
     assert not torch.equal(after, found)
+
+
+@pytest.mark.parametrize("kind", CHOOSE, ids=lambda kind: kind.__name__)
+def test_what_chooses_by_its_last_digit_is_trained_alone(kind):
+    spec = next(s for s in map(lab_specs.spec, range(4000))
+                if any(isinstance(node, kind) for _, node in nodes(s)))  # fmt: skip
+    assert not batchable(spec)
 
 
 def test_members_of_other_shapes_or_with_experts_are_refused():

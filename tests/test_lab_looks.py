@@ -19,7 +19,7 @@ from scantling.lab.experiments import EXPERIMENTS
 from scantling.lab.match import small
 from scantling.lab.study import Outcome, Pace, Probed, Rates, Shape, Study, answer, store
 from scantling.lab.study.ladder import climb, compared
-from scantling.lab.study.plan import RESERVE, plan
+from scantling.lab.study.plan import RESERVE, plan, replan
 from scantling.report import lab_ladder, lab_text
 
 TINY = vary(catalog.model("llama-3.2-1b"), d_model=64, n_head=4, n_kv_head=4, d_head=16, d_ff=128,
@@ -142,6 +142,17 @@ def test_a_budget_halves_the_tokens_and_models_that_are_known_cost_only_a_look()
     assert "known models looked at in 3 ways × 3 seeds" in known.lines(LOOKS)[0]
     with pytest.raises(FieldError, match="is too short: 3 models of 20 k tokens take"):
         plan(LOOKS, pace, 1, 5.0)
+
+
+def test_on_a_slow_machine_models_that_are_done_count_or_all_have_half_the_tokens():
+    pace = {"trained": Pace(0.0, 0.001, 0.0)}
+    old = plan(LOOKS, pace, 1)
+    run_s = 3 * old.expected_s / old.seeds
+    on = replan(LOOKS, old, 3.0, run_s / RESERVE + 0.01, {"trained": old.seeds - 1})
+    assert (on.tokens, on.seeds) == (old.tokens, old.seeds)
+    assert on.expected_s == pytest.approx(run_s)
+    anew = replan(LOOKS, old, 3.0, 0.6 * old.seeds * run_s / RESERVE, {"trained": 0})
+    assert (anew.tokens, anew.seeds) == (old.tokens // 2, old.seeds)
 
 
 def test_a_study_of_looks_has_one_shape_at_one_rate(tmp_path):

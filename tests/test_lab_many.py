@@ -8,6 +8,7 @@ import subprocess
 import sys
 from dataclasses import replace
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 
@@ -184,6 +185,17 @@ class Alone(Training):
 
     def at_once(self, trial, n):  # noqa: ARG002
         return False
+
+
+def test_a_model_that_is_kept_is_made_alone_in_its_folder(tmp_path):
+    one, runner = study(), Training("cpu", models=tmp_path)
+    trial = one.trial(one.shapes[0], 0.01, 0, one.tokens)
+    assert runner.at_once(trial, 6)
+    kept = msgspec.structs.replace(trial, keep=True)
+    assert not runner.at_once(kept, 6)
+    runner.run(kept)
+    assert runner.trained(kept)
+    assert not runner.trained(trial)
 
 
 def test_the_records_of_a_study_are_those_of_runs_made_alone(tmp_path):

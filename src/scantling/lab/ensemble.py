@@ -18,9 +18,10 @@ from torch.func import functional_call, stack_module_state, vmap
 
 from scantling.errors import FieldError
 from scantling.lab.attention import one_kernel
+from scantling.lab.grammar import learnable
 from scantling.lab.model import Decoder, cross_entropy
 from scantling.lab.optimizers import optimizers
-from scantling.spec import Experts, MixtureOfDepths, Spec
+from scantling.spec import BlockSelector, Experts, Indexer, MixtureOfDepths, Spec
 from scantling.spec.vary import nodes
 
 MOST_TOKENS, MOST_WIDTH = 512, 64
@@ -29,6 +30,13 @@ parameters at 4 × 64 tokens take 0.74 of the time, at 16 × 256 1.23."""
 
 COMPILED_TOKENS = 3_000_000
 """Tokens of all members from which a compiled step makes up for its compiler."""
+
+
+CHOOSE: dict[type, tuple[str, str]] = {
+    Experts: ("ffn", "experts"), MixtureOfDepths: ("residual", "mixture of depths"),
+    Indexer: ("indexer", "a choice of keys"), BlockSelector: ("selector", "a choice of blocks"),
+}  # fmt: skip
+"""Parts that choose by what they read."""
 
 
 def together(spec: Spec, batch: int, context: int, members: int) -> bool:
@@ -68,10 +76,9 @@ def batchable(spec: Spec) -> bool:
 def chooser(spec: Spec) -> tuple[str, str] | None:
     """The part that chooses by what it reads, and its name; None where there is none."""
     for _, node in nodes(spec):
-        if isinstance(node, Experts):
-            return "ffn", "experts"
-        if isinstance(node, MixtureOfDepths):
-            return "residual", "mixture of depths"
+        for kind, part in CHOOSE.items():
+            if isinstance(node, kind):
+                return part
     return None
 
 
@@ -154,6 +161,7 @@ class Ensemble:
             raise FieldError("models", len(models), "must be of one spec to be trained together")
         if (part := chooser(first.spec)) is not None:
             raise FieldError(*part, "cannot be batched over models", "train one by one")
+        learnable(first.spec)
         self.clip = clip
         self.base = deepcopy(first)
         self.base.kernel = kernel_of_members

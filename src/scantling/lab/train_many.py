@@ -21,6 +21,7 @@ from scantling.lab import run_folder
 from scantling.lab.distributed import world
 from scantling.lab.ensemble import Ensemble, together
 from scantling.lab.expected import check_memory, memory
+from scantling.lab.grammar import buildable, learnable
 from scantling.lab.optimizers import moments, remember
 from scantling.lab.run import Record, Result, TrainingRun, dtype_of
 from scantling.lab.tasks import read
@@ -97,6 +98,8 @@ class _Many:
         if among.size > 1 or first.micro_batch or dtype_of(first, among.device) != "fp32":
             raise FieldError("runs", len(runs), "are trained together in one process, in fp32, "
                              "without micro-batches")  # fmt: skip
+        buildable(first.spec)
+        learnable(first.spec)
         need = memory(first.spec, one.batch_size, one.context, "fp32", first.optimizer)
         check_memory(need, among.device, len(runs))
         self.keep, self.on_step, self.device = keep, on_step, among.device
