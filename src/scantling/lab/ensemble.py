@@ -21,6 +21,7 @@ from scantling.lab.attention import one_kernel
 from scantling.lab.grammar import learnable
 from scantling.lab.model import Decoder, cross_entropy
 from scantling.lab.optimizers import optimizers
+from scantling.lab.parts import Fused
 from scantling.spec import BlockSelector, Experts, Indexer, MixtureOfDepths, Spec
 from scantling.spec.vary import nodes
 
@@ -125,6 +126,11 @@ def kernel_of_members(*given: Any) -> Tensor:
     return made
 
 
+def _across(weight_Eoi: Tensor) -> Tensor:
+    """The same matrices, stored inputs first: as their gradients come, so none is copied."""
+    return weight_Eoi.detach().mT.contiguous().mT.requires_grad_()
+
+
 class Ensemble:
     """Models of one spec trained together, each with its own rate.
 
@@ -165,7 +171,12 @@ class Ensemble:
         self.clip = clip
         self.base = deepcopy(first)
         self.base.kernel = kernel_of_members
-        self.weights, self.buffers = stack_module_state(list(models))
+        weights, self.buffers = stack_module_state(list(models))
+        matrices = {m.weight for m in first.modules() if isinstance(m, Fused)} - {
+            first.table.weight
+        }
+        across = {name for name, p in first.named_parameters() if p in matrices}
+        self.weights = {n: _across(w) if n in across else w for n, w in weights.items()}
         given = [rates] * self.n if isinstance(rates, int | float) else list(rates)
         if len(given) != self.n:
             raise FieldError("rates", len(given), f"must be one, or one for each of {self.n}")
@@ -284,7 +295,9 @@ class Ensemble:
             for w in (w for group in one.param_groups for w in group["params"]):
                 first = known[0].get(names[id(w)], {})
                 states = [m[names[id(w)]] for m in known] if first else []
-                one.state[w] = {
-                    k: torch.stack([s[k] for s in states]) if v.dim() else v.clone()
+                one.state[w] = {  # stored as the weight is: the kernel goes through both in step
+                    k: torch.empty_like(w).copy_(torch.stack([s[k] for s in states]))
+                    if v.dim()
+                    else v.clone()
                     for k, v in first.items()
                 }
