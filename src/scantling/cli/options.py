@@ -83,7 +83,9 @@ def workload(function: F) -> F:
 def hardware(function: F) -> F:
     """``--gpu --gpus --tokens``."""
     for option in (
-        click.option("--tokens", type=COUNT, help="Training tokens; 20 per parameter by default."),
+        click.option(
+            "--tokens", type=COUNT, help="Training tokens; 20 an active parameter by default."
+        ),
         click.option("--gpus", type=COUNT, help="Chips for training; 8 by default."),
         click.option("--gpu", help="Chip (scantling chips); h100-sxm by default."),
     ):
