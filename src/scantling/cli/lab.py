@@ -117,8 +117,8 @@ def run(name: str, out: Path | None, **given: Any) -> int:
     say = _say if not given["as_json"] else (lambda _: None)
     how = {k: given[k] for k in ("engine", "workers", "fresh")}
     if given["only_plan"]:
-        planned(study, runner, folder, budget_s=given["budget"], say=_say, **how)
-        return 0
+        one, _, _ = planned(study, runner, folder, budget_s=given["budget"], say=say, **how)
+        return _planned({"study": study.name, "plan": one}, given)
     with _progress() as progress:
         found = answer(study, runner, folder, budget_s=given["budget"], say=say,
                        progress=progress, **how)  # fmt: skip
@@ -143,19 +143,20 @@ def _runner(given: dict[str, Any]) -> Runner:
 
 def _ladder(name: str, out: Path | None, given: dict[str, Any]) -> int:
     """The same at three sizes: exit status 0 where a sign is stable, or turns."""
-    from scantling.lab.study.ladder import SEPARATE, SIZES, climb
+    from scantling.lab.study.ladder import SEPARATE, SIZES, climb, plans
     from scantling.lab.torch_needed import need_torch
 
     studies = {times: _changed(_study(name, given["preset"], times)[0], given) for times in SIZES}
     need_torch()
     folder = out or FOLDER / f"{_study(name, given['preset'])[1]}-ladder"
     say = _say if not given["as_json"] else (lambda _: None)
-    how = {k: given[k] for k in ("engine", "workers", "fresh", "only_plan")}
+    how = {k: given[k] for k in ("engine", "workers", "fresh")}
+    if given["only_plan"]:
+        each = plans(studies, _runner(given), folder, budget_s=given["budget"], say=say, **how)
+        return _planned({"study": studies[1].name, "plans": each}, given)
     with _progress() as progress:
         told = climb(studies, _runner(given), folder, budget_s=given["budget"], say=say,
                      progress=progress, **how)  # fmt: skip
-    if told is None:
-        return 0
     told = json.loads(json.dumps(told))
     written = _write(folder, told)
     if given["as_json"]:
@@ -166,6 +167,15 @@ def _ladder(name: str, out: Path | None, given: dict[str, Any]) -> int:
             f"\n{written[0]} explains it; each size has its own folder in {folder}", err=True
         )
     return 0 if any(pair["kind"] in SEPARATE for pair in told["pairs"]) else 1
+
+
+def _planned(told: dict[str, Any], given: dict[str, Any]) -> int:
+    """A plan that is not run; people have been told its lines."""
+    from msgspec import to_builtins
+
+    if given["as_json"]:
+        show_json({"schema": 1, **to_builtins(told, str_keys=True)})
+    return 0
 
 
 def _study(name: str, preset: str, times: int = 1) -> tuple[Study, str]:
@@ -258,6 +268,9 @@ def report(folder: Path, out: Path | None, as_json: bool) -> int:
         raise FieldError("lab report", str(folder), rule, hint) from None
     except (OSError, ValueError) as error:
         raise FieldError("lab report", str(folder), f"cannot be read: {error}") from None
+    if not isinstance(told, dict) or not told.keys() >= {"study", "headline"}:
+        raise FieldError("lab report", str(folder), "holds a result.json that is of no study",
+                         "give the folder of a study")  # fmt: skip
     if as_json:
         show_json(told)
         return 0
