@@ -123,6 +123,13 @@ def test_names_of_shapes_are_shown_as_they_are_written(typed, tmp_path):
     rows = [line.strip() for line in told.splitlines() if re.search(r"[+-]\d.\d%", line)]
     assert len(rows) == 2
     assert {row.startswith(("linear [/b] ", "none ")) for row in rows} == {True}
+    assert re.search(r"^  (linear \[/b\] and none|none and linear \[/b\]): ", told, re.MULTILINE)
+
+
+def test_a_preset_beside_a_file_of_ones_own_is_refused(typed, tmp_path):
+    (tmp_path / "tiny.toml").write_text(STUDY)
+    with pytest.raises(FieldError, match=r"--preset standard is of experiments; tiny.toml has its"):
+        typed("lab", "run", "tiny.toml", "--preset", "standard", "--plan")
 
 
 @pytest.mark.parametrize("text", ["{}", "[1]"])

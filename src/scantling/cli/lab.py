@@ -78,7 +78,7 @@ def _page(e: Any) -> Iterator[str]:
 @click.argument("name", metavar="NAME|STUDY.toml")
 @click.option("--budget", type=SECONDS, help="Time it may take, 8min: tokens are given up first, "
               "then shapes, never the third seed.")  # fmt: skip
-@click.option("--preset", default="quick", help="quick or standard.", show_default=True)
+@click.option("--preset", help="quick or standard, of an experiment; quick by default.")
 @click.option("--out", type=click.Path(path_type=Path), metavar="DIR",
               help=f"Where runs are kept, {FOLDER}/NAME-PRESET unless given; a study that was "
               "stopped goes on there.")  # fmt: skip
@@ -178,14 +178,18 @@ def _planned(told: dict[str, Any], given: dict[str, Any]) -> int:
     return 0
 
 
-def _study(name: str, preset: str, times: int = 1) -> tuple[Study, str]:
+def _study(name: str, preset: str | None, times: int = 1) -> tuple[Study, str]:
     """A study and the name of its folder."""
     if name.endswith(".toml"):
+        if preset is not None:
+            raise FieldError("--preset", preset, f"is of experiments; {name} has its own tokens "
+                             "and seeds", "give --tokens and --seeds")  # fmt: skip
         from scantling.lab.study.file import read_study
 
         return read_study(Path(name), times), Path(name).stem
     from scantling.lab.experiments.registry import experiment_of
 
+    preset = preset or "quick"
     return experiment_of(name).study(preset, times), f"{name}-{preset}"
 
 

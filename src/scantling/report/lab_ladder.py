@@ -49,7 +49,7 @@ def print_ladder(out: Console, told: Told) -> None:
     show_table(out, shown)
     out.print(f"{measure['label']}, {unit}; ° not separated", markup=False)
     for text_ in (*trend_lines(told), *alone(told), *honest(told)):
-        out.print(text_, markup=False)
+        out.print(Text(text_))
 
 
 def _cell(e: dict[str, Any] | None, measure: dict[str, Any]) -> str:

@@ -24,7 +24,7 @@ def print_study(out: Console, found: Found) -> None:
     out.print()
     show_table(out, _table(found))
     for line in (*verdict_lines(found), *honest_lines(found)):
-        out.print(line, markup=False)
+        out.print(Text(line))  # names of arms are no words to translate
 
 
 def _table(found: Found) -> Any:
