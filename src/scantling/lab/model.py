@@ -256,7 +256,8 @@ class Decoder(nn.Module):
         spec: The model.
         param: How initial sizes, rates and multipliers depend on the shape: ``sp``, ``mup`` or
             ``completep`` (see ``lab.param``).
-        init_std: One deviation for all matrices instead of 1/√inputs, as 0.02 in GPT-2.
+        init_std: One deviation for all matrices instead of 1/√inputs, as 0.02 in GPT-2; with
+            muP and CompleteP that at the base width.
         seed: Of the weights.
         numerics: Small numbers of a class that are no part of a spec.
 
