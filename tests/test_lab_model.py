@@ -13,12 +13,15 @@ from scantling.errors import FieldError
 from scantling.ops import operators, tensors
 from scantling.spec import (
     Block,
+    BlockSelector,
+    Experts,
     GatedDelta,
     GroupedAttention,
     HyperConnections,
     Mamba2,
     MixtureOfDepths,
     RelativeBias,
+    Router,
     Workload,
     vary,
 )
@@ -359,9 +362,14 @@ def test_t5_buckets_are_those_of_the_class():
         assert torch.equal(buckets(ahead, 32, causal=causal), theirs)
 
 
-def test_an_encoder_is_read_by_cross_attention():
-    spec = shrink(catalog.load({"model_type": "t5", "d_model": 32, "d_kv": 8, "num_heads": 4,
+def t5():
+    """A small encoder-decoder."""
+    return shrink(catalog.load({"model_type": "t5", "d_model": 32, "d_kv": 8, "num_heads": 4,
                                 "d_ff": 48, "vocab_size": 90, "num_layers": 2}).spec)  # fmt: skip
+
+
+def test_an_encoder_is_read_by_cross_attention():
+    spec = t5()
     model = Decoder(spec)
     tokens, source = torch.arange(6)[None], torch.arange(9)[None]
     assert any(isinstance(getattr(n, "position", None), RelativeBias) for _, n in nodes(spec))
@@ -384,6 +392,38 @@ def test_what_the_lab_does_not_run_is_one_line(change, words):
         Decoder(rewrite(tiny(), change))
 
     assert "\n" not in str(caught.value)
+
+
+def test_a_selector_that_would_choose_among_an_encoders_keys_is_refused():
+    chosen = BlockSelector(n_index_head=2, d_index=8, index_block=4, index_top_k=2)
+    spec = rewrite(t5(), lambda n: replace(n, selector=chosen)
+                   if isinstance(n, GroupedAttention) and n.cross else n)  # fmt: skip
+
+    with pytest.raises(FieldError, match=r"cross_attention.*selector BlockSelector chooses keys"):
+        Decoder(spec)
+
+
+def test_what_an_encoder_may_not_have_is_said_of_the_encoder():
+    spec = t5()
+    spec = replace(spec, encoder=rewrite(spec.encoder, lambda n: replace(n, shares_kv=True)
+                   if isinstance(n, GroupedAttention) else n))  # fmt: skip
+
+    with pytest.raises(FieldError, match=r"^encoder\..*shares_kv True needs an earlier layer"):
+        Decoder(spec)
+
+
+def test_groups_of_experts_restrict_nothing_where_no_number_of_them_is_said():
+    """No limit on groups is a choice among all experts, as if there were no groups."""
+    free = shrink(catalog.model("deepseek-v3"), 400_000, 16)
+    free = rewrite(free, lambda n: replace(n, n_expert_group=None, top_k_group=None)
+                   if isinstance(n, Router) else n)  # fmt: skip
+    free = rewrite(free, lambda n: replace(n, n_expert=8, top_k=3)
+                   if isinstance(n, Experts) else n)  # fmt: skip
+    grouped = rewrite(free, lambda n: replace(n, n_expert_group=4)
+                      if isinstance(n, Router) else n)  # fmt: skip
+    tokens = torch.randint(free.vocab_size, (2, 16))
+
+    assert torch.equal(Decoder(free)(tokens), Decoder(grouped)(tokens))
 
 
 def test_a_model_without_a_head_makes_states_and_has_no_loss():

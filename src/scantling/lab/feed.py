@@ -221,12 +221,9 @@ class Routed(nn.Module):
         if self.numerics.renormalise:
             weight_Nk = weight_Nk / weight_Nk.sum(-1, keepdim=True)
         if self.expert_scale_E is not None:
-            weight_Nk = (
-                weight_Nk
-                * functional.pad(self.expert_scale_E, (0, int(self.e.n_zero or 0)), value=1.0)[
-                    which_Nk
-                ]
-            )
+            idle = int(self.e.n_zero or 0)
+            weight_Nk = weight_Nk * functional.pad(self.expert_scale_E, (0, idle), value=1.0)[
+                which_Nk]  # fmt: skip
         return (weight_Nk * self.numerics.routed_scale).to(x_ND.dtype), which_Nk
 
     def highest(self, scores_NE: Tensor) -> Tensor:
@@ -237,7 +234,7 @@ class Routed(nn.Module):
         if groups > 1:
             by_group_NGE = rank_NE.view(len(rank_NE), groups, -1)
             best_NG = by_group_NGE.topk(min(2, by_group_NGE.shape[-1]), -1).values.sum(-1)
-            kept = best_NG.topk(int(r.top_k_group or 1), -1).indices
+            kept = best_NG.topk(int(r.top_k_group or groups), -1).indices
             open_NG = torch.zeros_like(best_NG, dtype=torch.bool).scatter(-1, kept, value=True)
             rank_NE = by_group_NGE.masked_fill(~open_NG[..., None], -torch.inf).flatten(-2)
         return rank_NE
