@@ -34,6 +34,7 @@ from torch.utils.flop_counter import FlopCounterMode  # noqa: E402 - only where 
 
 from scantling.lab.feed import Routed  # noqa: E402
 from scantling.lab.model import Decoder  # noqa: E402
+from scantling.lab.numerics import Numerics  # noqa: E402
 from scantling.lab.shrink import shrink  # noqa: E402
 
 STRUCTURES = random.Random(11).sample(range(4000), 60)
@@ -160,7 +161,6 @@ def test_a_recurrence_in_chunks_is_the_recurrence_token_by_token():
 
 
 def test_a_state_space_in_chunks_is_the_recurrence_token_by_token():
-    from scantling.lab.numerics import Numerics
     from scantling.lab.recurrent import StateSpace
 
     torch.manual_seed(0)
@@ -187,7 +187,6 @@ def test_recurrent_mixers_are_those_of_the_classes(name):
     transformers = pytest.importorskip("transformers")
     from scantling.formats import hf
     from scantling.lab.flow import Flow, Places
-    from scantling.lab.numerics import Numerics
     from scantling.lab.recurrent import Delta, StateSpace
 
     torch.manual_seed(0)
@@ -340,7 +339,6 @@ def test_a_later_token_changes_no_earlier_one():
 
 
 def test_a_capacity_drops_the_tokens_that_come_too_late():
-    from scantling.lab.numerics import Numerics
 
     spec = shrink(catalog.model("mixtral-8x7b"), 200_000, 24)
     free, tight = (Decoder(spec, numerics=Numerics(capacity=c)) for c in (None, 0.5))
@@ -424,6 +422,19 @@ def test_groups_of_experts_restrict_nothing_where_no_number_of_them_is_said():
     tokens = torch.randint(free.vocab_size, (2, 16))
 
     assert torch.equal(Decoder(free)(tokens), Decoder(grouped)(tokens))
+
+
+def test_experts_chosen_by_the_token_weigh_nothing_where_their_scores_vanish():
+    """Softmax of 800 beside 0 is 0 in 32 bits; the class of DeepSeek-V4 makes 0 of it, not NaN."""
+    routed = Routed(Experts(4, 1, 8, router=Router(hashed=True)), 4, Numerics(), vocab_size=8)
+    with torch.no_grad():
+        routed.router.weight.zero_()
+        routed.router.weight[1] = 200.0
+
+    weight, which = routed.chosen(torch.ones(4, 4), torch.arange(4))
+
+    assert which.flatten().tolist() == [0, 1, 2, 3]
+    assert weight.flatten().tolist() == [0.0, 1.0, 0.0, 0.0]
 
 
 def test_a_model_without_a_head_makes_states_and_has_no_loss():

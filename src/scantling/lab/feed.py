@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 LIMIT = 7.0
 """Clamp of the activation ``swigluoai``, where no config says another (gpt-oss, MiniMax-M3)."""
+LEAST = 1e-20
+"""Added to the sum of a token's weights, as in DeepSeek's classes."""
 
 
 def gated(name: str, gate: Tensor, up: Tensor, numerics: Numerics) -> Tensor:
@@ -219,7 +221,8 @@ class Routed(nn.Module):
             which_Nk = self.highest(scores_NE).topk(int(self.e.top_k), -1).indices
         weight_Nk = scores_NE.gather(-1, which_Nk)
         if self.numerics.renormalise:
-            weight_Nk = weight_Nk / weight_Nk.sum(-1, keepdim=True)
+            # scores of experts that were not chosen by them may all be nothing
+            weight_Nk = weight_Nk / (weight_Nk.sum(-1, keepdim=True) + LEAST)
         if self.expert_scale_E is not None:
             idle = int(self.e.n_zero or 0)
             weight_Nk = weight_Nk * functional.pad(self.expert_scale_E, (0, idle), value=1.0)[
