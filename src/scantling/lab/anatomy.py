@@ -85,13 +85,18 @@ def taken_apart(model: Decoder) -> list[HeldLayer]:
         for block, held in zip(cast("Layered", layer).blocks, kind.blocks, strict=True):
             made = cast("Branched", block)
             sides = [
-                HeldSide(n, branch, dict(cast("Side", side).named()), id(side))
+                HeldSide(n, branch, _held(cast("Side", side)), id(side))
                 for n, branch, side in zip(made.names, held.branches, made.sides, strict=True)
             ]
             blocks.append(HeldBlock(held, _outer(made), sides))
         outer = dict(cast("Layered", layer).outer())
         found.append(HeldLayer(at, name, kind.stored_scale, blocks, outer))
     return found
+
+
+def _held(side: Side) -> Tensors:
+    """A branch's weights, and what was worked out from where it stands, as a decay by depth."""
+    return dict(side.module.named_buffers()) | dict(side.named())
 
 
 def _outer(block: Branched) -> Tensors:
@@ -197,7 +202,9 @@ def put_together(before: Decoder, layers: Sequence[HeldLayer], spec: Spec) -> De
     inside = "decoder.layers."
     rest = {k: v for k, v in before.state_dict().items() if not k.startswith(inside)}
     missing, left = model.load_state_dict(rest, strict=False)
-    assert not left, left
+    if left:
+        raise FieldError("layers", None, f"that are left do not read {min(left)}",
+                         "change them while the model only runs")  # fmt: skip
     assert all(name.startswith(inside) for name in missing), missing
     with torch.no_grad():
         for new, old in zip(model.layers, layers, strict=True):
@@ -206,7 +213,7 @@ def put_together(before: Decoder, layers: Sequence[HeldLayer], spec: Spec) -> De
                 block = cast("Branched", own)
                 _fill(_outer(block), held.outer)
                 for side, kept in zip(block.sides, held.sides, strict=True):
-                    _fill(dict(cast("Side", side).named()), kept.tensors)
+                    _fill(_held(cast("Side", side)), kept.tensors)
     return model.train(before.training)
 
 

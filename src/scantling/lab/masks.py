@@ -60,7 +60,8 @@ class MaskHeads(Struct, frozen=True, tag="mask_heads"):
     def _slice(self, layer: HeldLayer, heads: set[int], *, read_later: bool) -> None:
         where = _one_side(layer.sides(self.branch), layer.at, self.branch)
         module = where.branch.module
-        assert isinstance(module, GroupedAttention | LatentAttention)
+        if not isinstance(module, GroupedAttention | LatentAttention):
+            raise _headless(layer.at)
         n = int(module.n_head)
         known("head", heads, n, f"layer {layer.at}")
         kept = [i for i in range(n) if i not in heads]
@@ -153,7 +154,7 @@ def attention_of(layers: Sequence[Layered], at: int, branch: str = "attention") 
     """The one attention of a layer.
 
     Raises:
-        FieldError: If there is no such layer, or not one attention in it.
+        FieldError: If there is no such layer, or not one attention with heads in it.
     """
     known("layer", {at}, len(layers), "the model")
     found = [
@@ -163,8 +164,14 @@ def attention_of(layers: Sequence[Layered], at: int, branch: str = "attention") 
         if name.rstrip("0123456789") == branch
     ]  # fmt: skip
     module = _one_side(found, at, branch)
-    assert isinstance(module, Grouped | Latent)
+    if not isinstance(module, Grouped | Latent):
+        raise _headless(at)
     return module
+
+
+def _headless(at: int) -> FieldError:
+    return FieldError("layer", at, "has attention whose outputs are of groups of heads", "its "
+                      "heads cannot be taken one by one")  # fmt: skip
 
 
 def _one_side(found: Sequence[Any], at: int, branch: str) -> Any:

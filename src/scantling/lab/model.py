@@ -64,9 +64,11 @@ class Layered(nn.Module):
     """One layer: its blocks in order, on one stream or on n streams around it (AltUp)."""
 
     def __init__(
-        self, layer: Layer, path: str, blocks: list[Branched], altup: Alternate | None
+        self, layer: Layer, path: str, at: int, blocks: list[Branched], altup: Alternate | None
     ) -> None:
         super().__init__()
+        self.at = at
+        """Its number in the stack, also where others are dropped for a while."""
         self.path, self.blocks, self.altup = path, nn.ModuleList(blocks), altup
         self.scale_1: Tensor | None
         scale = torch.ones(1) if layer.stored_scale else None
@@ -182,7 +184,7 @@ class Layers(nn.Module):
         altup = None
         if self.altup is not None:
             altup = Alternate(self.altup, self.d_model, self.numerics.epsilon)
-        return Layered(layer, f"{self.path}.{layer.name}", blocks, altup)
+        return Layered(layer, f"{self.path}.{layer.name}", at, blocks, altup)
 
     def named(self) -> Iterator[Weight]:
         """Its weights, each once."""
@@ -219,8 +221,8 @@ class Layers(nn.Module):
         """The normed stream after the last layer."""
         if self.streams is not None:
             x_BTD = self.streams.made(x_BTD)
-        for at, layer in enumerate(self.layers):
-            flow.layer = at
+        for layer in self.layers:
+            flow.layer = cast("Layered", layer).at
             x_BTD = self.joined(layer(x_BTD, flow), flow, last=layer is self.layers[-1])
         if flow.handed_BTD is not None:  # there is no next block to read it
             x_BTD = plus(x_BTD, flow.handed_BTD)
