@@ -37,6 +37,7 @@ from scantling.lab.interventions import (  # noqa: E402 - needs torch
     MaskHeads,
     Narrow,
     ScaleRope,
+    ShareFfn,
     applied,
     materialise,
 )
@@ -69,6 +70,7 @@ SPECS = {
     "a selector": stack_of(GroupedAttention(4, 2, 8, position=ROPE,
                                             selector=BlockSelector(2, 8, 4, 2)), Dense(24)),
     "decays by depth": stack_of(LinearAttention(4, 8), Dense(24), n_layer=3),
+    "additions of each use": stack_of(GroupedAttention(4, 2, 8), Dense(24, adapter_rank=3)),
     **{f"structure {s}": lab_specs.spec(s) for s in (36, 107, 122)},
 }  # fmt: skip
 """The last: disentangled positions, compressed attention, and one last mix of streams."""
@@ -81,7 +83,7 @@ def test_any_structure_acts_changed_as_it_is_when_built_or_is_refused_in_one_lin
     tokens = torch.arange(34).view(2, 17) % spec.vocab_size
     source = lab_specs.source(spec, 2, 9, torch.Generator().manual_seed(1))
     for change in (DropLayers((0,)), DropLayers((last,)), Narrow(4), MaskHeads(((0, 0),)),
-                   ScaleRope("linear", 256, 64)):  # fmt: skip
+                   ScaleRope("linear", 256, 64), ShareFfn(((0, last),))):  # fmt: skip
         acting = built = None
         with torch.no_grad(), contextlib.suppress(FieldError), applied(model, change):
             acting = model(tokens, source=source)
