@@ -15,6 +15,7 @@ from scantling.spec import (
     Disentangled,
     Embeddings,
     GroupedAttention,
+    Handed,
     Head,
     Indexer,
     LatentAttention,
@@ -23,6 +24,7 @@ from scantling.spec import (
     Norm,
     PerLayerInput,
     PerLayerTables,
+    Plain,
     Rope,
     Run,
     Spec,
@@ -55,9 +57,10 @@ def model_of(spec):
     return model
 
 
-def stack_of(*modules, n_layer=2, **embeddings):
+def stack_of(*modules, n_layer=2, first=Plain(), **embeddings):  # noqa: B008 - frozen
     """Layers of modules behind one another."""
-    blocks = tuple(Block((Branch(m),), pre=Norm()) for m in modules)
+    blocks = tuple(Block((Branch(m),), pre=Norm(), residual=Plain() if i else first)
+                   for i, m in enumerate(modules))  # fmt: skip
     layout = (Run(("layer",), n_layer),)
     return Spec(d_model=32, vocab_size=50, embeddings=Embeddings(**embeddings), head=Head(),
                 decoder=Stack((Layer("layer", blocks),), layout, Norm()))  # fmt: skip
@@ -71,6 +74,7 @@ SPECS = {
                                             selector=BlockSelector(2, 8, 4, 2)), Dense(24)),
     "decays by depth": stack_of(LinearAttention(4, 8), Dense(24), n_layer=3),
     "additions of each use": stack_of(GroupedAttention(4, 2, 8), Dense(24, adapter_rank=3)),
+    "handed on": stack_of(Dense(24), LatentAttention(1, 16, 8, 4, 8), Dense(24), first=Handed()),
     **{f"structure {s}": lab_specs.spec(s) for s in (36, 107, 122)},
 }  # fmt: skip
 """The last: disentangled positions, compressed attention, and one last mix of streams."""
