@@ -133,7 +133,7 @@ def test_what_the_lab_does_not_run_is_named():
     spec = catalog.model("gpt2")
     mixer = spec.decoder.kinds[0].blocks[0].branches[0].module
     other = rewrite(spec, lambda n: PerLayerInput(8) if n == mixer else n)
-    with pytest.raises(FieldError, match="needs embeddings.per_layer of its width"):
+    with pytest.raises(FieldError, match=r"needs embeddings\.per_layer of its width"):
         Decoder(other)
     with pytest.raises(FieldError, match="does not fit"):
         shrink(spec, 1000)
