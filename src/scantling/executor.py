@@ -88,6 +88,19 @@ def check(engine: str, workers: int | None = None) -> None:
         raise FieldError("workers", workers, "must be at least 1")
 
 
+def places(engine: str, workers: int | None, jobs: int) -> int:
+    """Jobs that an engine runs at once: a cluster as many as there are, this machine its cores.
+
+    Example:
+        >>> places("here", None, 4), places("slurm", None, 40), places("pool", 3, 40)
+        (1, 40, 3)
+    """
+    if engine == "here":
+        return 1
+    elsewhere = engine == "slurm" or (engine == "ray" and "RAY_ADDRESS" in os.environ)
+    return workers or (jobs if elsewhere else cores())
+
+
 def cores() -> int:
     """Cores this process may use.
 
