@@ -13,12 +13,15 @@ from scantling.errors import FieldError
 from scantling.ops import operators, tensors
 from scantling.spec import (
     Block,
+    BlockSelector,
+    Experts,
     GatedDelta,
     GroupedAttention,
     HyperConnections,
     Mamba2,
     MixtureOfDepths,
     RelativeBias,
+    Router,
     Workload,
     vary,
 )
@@ -31,6 +34,7 @@ from torch.utils.flop_counter import FlopCounterMode  # noqa: E402 - only where 
 
 from scantling.lab.feed import Routed  # noqa: E402
 from scantling.lab.model import Decoder  # noqa: E402
+from scantling.lab.numerics import Numerics  # noqa: E402
 from scantling.lab.shrink import shrink  # noqa: E402
 
 STRUCTURES = random.Random(11).sample(range(4000), 60)
@@ -157,7 +161,6 @@ def test_a_recurrence_in_chunks_is_the_recurrence_token_by_token():
 
 
 def test_a_state_space_in_chunks_is_the_recurrence_token_by_token():
-    from scantling.lab.numerics import Numerics
     from scantling.lab.recurrent import StateSpace
 
     torch.manual_seed(0)
@@ -184,7 +187,6 @@ def test_recurrent_mixers_are_those_of_the_classes(name):
     transformers = pytest.importorskip("transformers")
     from scantling.formats import hf
     from scantling.lab.flow import Flow, Places
-    from scantling.lab.numerics import Numerics
     from scantling.lab.recurrent import Delta, StateSpace
 
     torch.manual_seed(0)
@@ -337,7 +339,6 @@ def test_a_later_token_changes_no_earlier_one():
 
 
 def test_a_capacity_drops_the_tokens_that_come_too_late():
-    from scantling.lab.numerics import Numerics
 
     spec = shrink(catalog.model("mixtral-8x7b"), 200_000, 24)
     free, tight = (Decoder(spec, numerics=Numerics(capacity=c)) for c in (None, 0.5))
@@ -359,9 +360,14 @@ def test_t5_buckets_are_those_of_the_class():
         assert torch.equal(buckets(ahead, 32, causal=causal), theirs)
 
 
-def test_an_encoder_is_read_by_cross_attention():
-    spec = shrink(catalog.load({"model_type": "t5", "d_model": 32, "d_kv": 8, "num_heads": 4,
+def t5():
+    """A small encoder-decoder."""
+    return shrink(catalog.load({"model_type": "t5", "d_model": 32, "d_kv": 8, "num_heads": 4,
                                 "d_ff": 48, "vocab_size": 90, "num_layers": 2}).spec)  # fmt: skip
+
+
+def test_an_encoder_is_read_by_cross_attention():
+    spec = t5()
     model = Decoder(spec)
     tokens, source = torch.arange(6)[None], torch.arange(9)[None]
     assert any(isinstance(getattr(n, "position", None), RelativeBias) for _, n in nodes(spec))
@@ -384,6 +390,51 @@ def test_what_the_lab_does_not_run_is_one_line(change, words):
         Decoder(rewrite(tiny(), change))
 
     assert "\n" not in str(caught.value)
+
+
+def test_a_selector_that_would_choose_among_an_encoders_keys_is_refused():
+    chosen = BlockSelector(n_index_head=2, d_index=8, index_block=4, index_top_k=2)
+    spec = rewrite(t5(), lambda n: replace(n, selector=chosen)
+                   if isinstance(n, GroupedAttention) and n.cross else n)  # fmt: skip
+
+    with pytest.raises(FieldError, match=r"cross_attention.*selector BlockSelector chooses keys"):
+        Decoder(spec)
+
+
+def test_what_an_encoder_may_not_have_is_said_of_the_encoder():
+    spec = t5()
+    spec = replace(spec, encoder=rewrite(spec.encoder, lambda n: replace(n, shares_kv=True)
+                   if isinstance(n, GroupedAttention) else n))  # fmt: skip
+
+    with pytest.raises(FieldError, match=r"^encoder\..*shares_kv True needs an earlier layer"):
+        Decoder(spec)
+
+
+def test_groups_of_experts_restrict_nothing_where_no_number_of_them_is_said():
+    """No limit on groups is a choice among all experts, as if there were no groups."""
+    free = shrink(catalog.model("deepseek-v3"), 400_000, 16)
+    free = rewrite(free, lambda n: replace(n, n_expert_group=None, top_k_group=None)
+                   if isinstance(n, Router) else n)  # fmt: skip
+    free = rewrite(free, lambda n: replace(n, n_expert=8, top_k=3)
+                   if isinstance(n, Experts) else n)  # fmt: skip
+    grouped = rewrite(free, lambda n: replace(n, n_expert_group=4)
+                      if isinstance(n, Router) else n)  # fmt: skip
+    tokens = torch.randint(free.vocab_size, (2, 16))
+
+    assert torch.equal(Decoder(free)(tokens), Decoder(grouped)(tokens))
+
+
+def test_experts_chosen_by_the_token_weigh_nothing_where_their_scores_vanish():
+    """Softmax of 800 beside 0 is 0 in 32 bits; the class of DeepSeek-V4 makes 0 of it, not NaN."""
+    routed = Routed(Experts(4, 1, 8, router=Router(hashed=True)), 4, Numerics(), vocab_size=8)
+    with torch.no_grad():
+        routed.router.weight.zero_()
+        routed.router.weight[1] = 200.0
+
+    weight, which = routed.chosen(torch.ones(4, 4), torch.arange(4))
+
+    assert which.flatten().tolist() == [0, 1, 2, 3]
+    assert weight.flatten().tolist() == [0.0, 1.0, 0.0, 0.0]
 
 
 def test_a_model_without_a_head_makes_states_and_has_no_loss():

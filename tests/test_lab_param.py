@@ -76,15 +76,62 @@ def test_coordinates_do_not_grow_with_depth_under_completep():
 def test_multipliers_are_those_of_the_table():
     """CompleteP at 4 x the width and 3 x the depth (Dey et al. 2025, table 1, alpha 1)."""
     model = Decoder(shape(128, 6), Parametrisation("completep", **BASE))
-    groups = {g["name"]: g for g in model.groups(1e-2, weight_decay=0.1, epsilon=1e-8)}
+    made = model.groups(1e-2, weight_decay=0.1, epsilon=1e-8)
+    groups = {g["name"]: g for g in made}
 
     assert model.numerics.residual == pytest.approx(1 / 3)
     assert model.numerics.logits == pytest.approx(1 / 4)
     assert groups["hidden"]["lr"] == pytest.approx(1e-2 / 4)
     assert groups["hidden"]["weight_decay"] == pytest.approx(0.1 * 4)
-    assert groups["hidden"]["eps"] == pytest.approx(1e-8 / 12)
+    # epsilon (the paper's equation 40): 1 / (m d) in blocks, norms too; 1 / m in and out of them
+    eps = {name: g["eps"] for g in made for name, p in model.named_parameters()
+           if any(p is q for q in g["params"])}  # fmt: skip
+    inside = {name for name in eps if name.startswith("decoder.layers")}
+    outside = {"table.weight", "head.weight", "decoder.final.scale"}
+    assert any("pre.scale" in name for name in inside)
+    assert inside | outside == set(eps)
+    assert [eps[name] for name in inside] == pytest.approx([1e-8 / 12] * len(inside))
+    assert [eps[name] for name in outside] == pytest.approx([1e-8 / 4] * 3)
     assert groups["vector"]["lr"] == groups["table"]["lr"] == 1e-2
     assert groups["vector"]["weight_decay"] == 0
+
+
+def sizes(width, depth):
+    """Each gradient's root mean square in an untrained CompleteP model, largest in a block."""
+    model = Decoder(shape(width, depth), Parametrisation("completep", **BASE), seed=0)
+    tokens = torch.randint(61, (4, 17), generator=torch.Generator().manual_seed(0))
+    model.loss(tokens[:, :-1], tokens[:, 1:]).backward()
+    found = {}
+    for name, p in model.named_parameters():
+        short = name.split("blocks.")[-1]
+        found[short] = max(found.get(short, 0.0), float(p.grad.square().mean() ** 0.5))
+    return found
+
+
+@pytest.mark.parametrize(("m", "d"), [(8, 1), (1, 8)])
+def test_epsilon_of_completep_falls_as_gradients_do(m, d):
+    """So that it stays as small beside them as at the base: the reason the paper scales it."""
+    base, grown = sizes(32, 2), sizes(32 * m, 2 * d)
+
+    for name in ("table.weight", "head.weight", "decoder.final.scale", "0.pre.scale",
+                 "1.pre.scale"):  # fmt: skip
+        said = 1 / (m * d) if "pre" in name else 1 / m
+        assert grown[name] / base[name] == pytest.approx(said, rel=0.35), name
+
+
+@pytest.mark.parametrize("kind", ["mup", "completep"])
+def test_one_deviation_is_that_of_the_base_and_falls_in_hidden_matrices_alone(kind):
+    """Yang et al. 2022, table 8: variance 1 / m of the base in matrices, constant in and out."""
+    spec = vary(shape(128, 2), vocab_size=500)
+    model = Decoder(spec, Parametrisation(kind, **BASE), init_std=0.02)
+    std = {w.name.rpartition(".")[2]: float(w.tensor.detach().std()) for w in model.named()}
+
+    for name in ("q", "k", "v", "gate", "up"):
+        assert std[name] == pytest.approx(0.02 / 2, rel=0.03), name
+    for name in ("o", "down"):  # smaller by the root of 4 blocks
+        assert std[name] == pytest.approx(0.02 / 4, rel=0.03), name
+    for name in ("embedding", "lm_head"):
+        assert std[name] == pytest.approx(0.02, rel=0.03), name
 
 
 def test_every_parameter_has_one_role():

@@ -49,6 +49,8 @@ class HeldBlock(Struct):
     block: Block
     outer: Tensors
     """Of its norms and mixes, which belong to no branch."""
+    added: Tensors
+    """What this use of shared weights has of its own, by the number of its branch."""
     sides: list[HeldSide]
 
 
@@ -85,18 +87,22 @@ def taken_apart(model: Decoder) -> list[HeldLayer]:
         for block, held in zip(cast("Layered", layer).blocks, kind.blocks, strict=True):
             made = cast("Branched", block)
             sides = [
-                HeldSide(n, branch, dict(cast("Side", side).named()), id(side))
+                HeldSide(n, branch, _held(cast("Side", side)), id(side))
                 for n, branch, side in zip(made.names, held.branches, made.sides, strict=True)
             ]
-            blocks.append(HeldBlock(held, _outer(made), sides))
+            blocks.append(HeldBlock(held, dict(made.outer()), _added(made), sides))
         outer = dict(cast("Layered", layer).outer())
         found.append(HeldLayer(at, name, kind.stored_scale, blocks, outer))
     return found
 
 
-def _outer(block: Branched) -> Tensors:
-    """A block's norms and mixes, and what each use of shared weights has of its own."""
-    return dict(block.outer()) | {f"{i}.{name}": t for i, name, t in block.added()}
+def _held(side: Side) -> Tensors:
+    """A branch's weights, and what was worked out from where it stands, as a decay by depth."""
+    return dict(side.module.named_buffers()) | dict(side.named())
+
+
+def _added(block: Branched) -> Tensors:
+    return {f"{i}.{name}": t for i, name, t in block.added()}
 
 
 def spec_of(before: Spec, layers: Sequence[HeldLayer]) -> Spec:
@@ -197,16 +203,19 @@ def put_together(before: Decoder, layers: Sequence[HeldLayer], spec: Spec) -> De
     inside = "decoder.layers."
     rest = {k: v for k, v in before.state_dict().items() if not k.startswith(inside)}
     missing, left = model.load_state_dict(rest, strict=False)
-    assert not left, left
+    if left:
+        raise FieldError("layers", None, f"that are left do not read {min(left)}",
+                         "change them while the model only runs")  # fmt: skip
     assert all(name.startswith(inside) for name in missing), missing
     with torch.no_grad():
         for new, old in zip(model.layers, layers, strict=True):
             _fill(dict(cast("Layered", new).outer()), old.outer)
             for own, held in zip(cast("Layered", new).blocks, old.blocks, strict=True):
                 block = cast("Branched", own)
-                _fill(_outer(block), held.outer)
+                _fill(dict(block.outer()), held.outer)
+                _fill(_added(block), held.added)
                 for side, kept in zip(block.sides, held.sides, strict=True):
-                    _fill(dict(cast("Side", side).named()), kept.tensors)
+                    _fill(_held(cast("Side", side)), kept.tensors)
     return model.train(before.training)
 
 

@@ -150,8 +150,7 @@ class Grouped(nn.Module):
             self.relative_NH = nn.Parameter(torch.zeros(int(a.position.n_bucket), self.h))
         self.blocks = None
         if a.selector is not None:
-            self.blocks = Blocks(a.selector, self.d_in, self.width, a.position, epsilon,
-                                 causal=a.causal)  # fmt: skip
+            self.blocks = Blocks(a.selector, self.d_in, self.width, epsilon, causal=a.causal)
         self.relative = None
         if isinstance(a.position, Disentangled):
             table = Distances(a.position, self.d_in, epsilon) if first else None
@@ -251,7 +250,10 @@ class Grouped(nn.Module):
 
     def chosen(self, x_BTD: Tensor, flow: Flow) -> tuple[Tensor | None, Tensor | None]:
         """Which keys a selector lets each query read, and its slope."""
-        return (None, None) if self.blocks is None else self.blocks(x_BTD, self.h, flow)
+        if self.blocks is None:
+            return None, None
+        found: tuple[Tensor, Tensor] = self.blocks(x_BTD, self.h, self.a.position, flow)
+        return found
 
     def bias(self, flow: Flow) -> Tensor | None:
         """What positions add to the logits."""
@@ -365,7 +367,7 @@ class Latent(nn.Module):
         self.index = None
         if a.indexer is not None:
             inner = d_model if a.q_rank is None else int(a.q_rank)
-            self.index = Index(a.indexer, d_model, inner, self.rope, a.position)
+            self.index = Index(a.indexer, d_model, inner, self.rope)
         self.o = Fused(self.h * self.value, {"o": d_model}, bias=a.out_bias, role="out")
         width = self.nope + self.rope
         self.scale = numerics.attention_scale(width) * _stretch(a) if a.scale is None else a.scale
@@ -405,7 +407,7 @@ class Latent(nn.Module):
         if seen is None and (flow.kernel is None or self.index is not None):
             seen = flow.places.causal()
         if self.index is not None:
-            open_B1TS, slope = self.index(x_BTD, q_in, flow)
+            open_B1TS, slope = self.index(x_BTD, q_in, a.position, flow)
             seen = open_B1TS & seen
         out_BHTv = self.attend(q_BHTh, k_BHTh, v_BTHv.transpose(-3, -2), seen, scale=self.scale,
                           causal=True, kernel=flow.kernel, bias=slope)  # fmt: skip

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 LIMIT = 7.0
 """Clamp of the activation ``swigluoai``, where no config says another (gpt-oss, MiniMax-M3)."""
+LEAST = 1e-20
+"""Added to the sum of a token's weights, as in DeepSeek's classes."""
 
 
 def gated(name: str, gate: Tensor, up: Tensor, numerics: Numerics) -> Tensor:
@@ -219,14 +221,12 @@ class Routed(nn.Module):
             which_Nk = self.highest(scores_NE).topk(int(self.e.top_k), -1).indices
         weight_Nk = scores_NE.gather(-1, which_Nk)
         if self.numerics.renormalise:
-            weight_Nk = weight_Nk / weight_Nk.sum(-1, keepdim=True)
+            # scores of experts that were not chosen by them may all be nothing
+            weight_Nk = weight_Nk / (weight_Nk.sum(-1, keepdim=True) + LEAST)
         if self.expert_scale_E is not None:
-            weight_Nk = (
-                weight_Nk
-                * functional.pad(self.expert_scale_E, (0, int(self.e.n_zero or 0)), value=1.0)[
-                    which_Nk
-                ]
-            )
+            idle = int(self.e.n_zero or 0)
+            weight_Nk = weight_Nk * functional.pad(self.expert_scale_E, (0, idle), value=1.0)[
+                which_Nk]  # fmt: skip
         return (weight_Nk * self.numerics.routed_scale).to(x_ND.dtype), which_Nk
 
     def highest(self, scores_NE: Tensor) -> Tensor:
@@ -237,7 +237,7 @@ class Routed(nn.Module):
         if groups > 1:
             by_group_NGE = rank_NE.view(len(rank_NE), groups, -1)
             best_NG = by_group_NGE.topk(min(2, by_group_NGE.shape[-1]), -1).values.sum(-1)
-            kept = best_NG.topk(int(r.top_k_group or 1), -1).indices
+            kept = best_NG.topk(int(r.top_k_group or groups), -1).indices
             open_NG = torch.zeros_like(best_NG, dtype=torch.bool).scatter(-1, kept, value=True)
             rank_NE = by_group_NGE.masked_fill(~open_NG[..., None], -torch.inf).flatten(-2)
         return rank_NE

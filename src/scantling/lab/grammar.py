@@ -158,12 +158,12 @@ def buildable(spec: Spec) -> None:
             ...
         scantling.errors.FieldError: encoder_embeddings.d_embed 8 must be that of the table, None
     """
-    for stack in (spec.encoder, spec.decoder):
+    for name, stack in (("encoder", spec.encoder), ("decoder", spec.decoder)):
         if stack is not None:
             part = replace(spec, decoder=stack, encoder=None, encoder_embeddings=None,
                            head=spec.head or Head())  # fmt: skip
             refuse_beyond(part, GRAMMAR, NAME)
-            _sources(stack)
+            _sources(name, stack)
     if spec.encoder_embeddings is not None:
         refuse_beyond(
             replace(spec, embeddings=spec.encoder_embeddings, encoder=None,
@@ -217,6 +217,8 @@ def _grouped(spec: Spec, path: str, a: GroupedAttention) -> None:
         need(not isinstance(p, Disentangled), f"{path}.position", "Disentangled",
              "cannot stand in cross attention")  # fmt: skip
         need(a.d_input is None, f"{path}.d_input", a.d_input, "cannot stand in cross attention")
+        need(a.selector is None, f"{path}.selector", "BlockSelector",
+             "chooses keys of its own tokens, not an encoder's")  # fmt: skip
     if a.key_is_value:
         need(a.d_value in {None, a.d_head}, f"{path}.d_value", a.d_value,
              f"must be d_head {a.d_head} where keys are values")  # fmt: skip
@@ -296,7 +298,7 @@ RULES: dict[type, tuple[Callable[[Spec, str, Any], None], ...]] = {
 """Combinations of parts that have no meaning, or none here."""
 
 
-def _sources(stack: Stack) -> None:
+def _sources(where: str, stack: Stack) -> None:
     """A layer that shares keys needs an earlier one whose keys it can read."""
     kept: set[Any] = set()
     tables: set[Any] = set()
@@ -309,7 +311,7 @@ def _sources(stack: Stack) -> None:
                 depths = isinstance(block.residual, MixtureOfDepths)
                 value = a.d_head if a.d_value is None else a.d_value
                 key = (a.span, a.position, a.n_kv_head, a.d_head, value)
-                path = f"decoder.{name}.attention"
+                path = f"{where}.{name}.attention"
                 if a.shares_kv and (a.cross or depths or key not in kept):
                     raise FieldError(f"{path}.shares_kv", value=True, rule="needs an earlier layer "
                                      "with keys of the same shape, span and position")  # fmt: skip

@@ -24,6 +24,7 @@ from scantling.errors import FieldError
 from scantling.formats.context import extend
 from scantling.lab.anatomy import HeldLayer, known, put_together, spec_of, taken_apart
 from scantling.lab.attention import Grouped, Latent
+from scantling.lab.compressed import Compressed
 from scantling.lab.feeds import LowRank, ShareFfn
 from scantling.lab.grammar import buildable
 from scantling.lab.masks import MaskHeads, merged
@@ -31,9 +32,9 @@ from scantling.lab.model import Decoder, Layered
 from scantling.lab.stream import Branched, Side
 from scantling.spec import (
     Chunk,
+    CompressedAttention,
     GroupedAttention,
     LatentAttention,
-    RelativeBias,
     Rope,
     Spec,
     Window,
@@ -45,7 +46,7 @@ __all__ = [
     "applied", "materialise",
 ]  # fmt: skip
 
-Attention: TypeAlias = GroupedAttention | LatentAttention
+Attention: TypeAlias = GroupedAttention | LatentAttention | CompressedAttention
 Change: TypeAlias = Callable[[int, Attention], Attention]
 """What becomes of the attention of a layer."""
 
@@ -164,8 +165,7 @@ class DropLayers(Struct, frozen=True, tag="drop_layers"):
         for layer in [one for one in layers if one.at in self.layers]:
             layers.remove(layer)
             for side in layer.sides("attention"):
-                position = getattr(side.branch.module, "position", None)
-                if isinstance(position, RelativeBias) and "relative_bias" in side.tensors:
+                if {"relative_bias", "relative_table"} & side.tensors.keys():
                     raise FieldError("drop_layers", layer.at, "holds the relative positions of "
                                      "the whole stack", "keep it")  # fmt: skip
         return spec
@@ -192,8 +192,12 @@ class ScaleRope(Struct, frozen=True, tag="scale_rope"):
         pairs = zip(nodes(spec.decoder), nodes(longer.decoder), strict=True)
         turns = {old: new for (_, old), (_, new) in pairs if isinstance(old, Rope)}
 
-        def change(_at: int, a: Attention) -> Attention:
-            return replace(a, position=turns[a.position]) if a.position in turns else a
+        def change(at: int, a: Attention) -> Attention:
+            if a.position not in turns:
+                return a
+            if isinstance(a, CompressedAttention):
+                raise _compressed("rope", self.kind, at)
+            return replace(a, position=turns[a.position])
 
         return replace(spec, max_context=longer.max_context), change
 
@@ -232,6 +236,8 @@ class Narrow(Struct, frozen=True, tag="window"):
         def change(at: int, a: Attention) -> Attention:
             if at not in chosen or (isinstance(a, GroupedAttention) and a.cross):
                 return a
+            if isinstance(a, CompressedAttention):
+                raise _compressed("window", self.window, at)
             if isinstance(a.span, Chunk):
                 raise FieldError("window", self.window, f"cannot narrow the chunks of layer {at}")
             w = self.window
@@ -263,12 +269,14 @@ def _reset(model: Decoder, layers: Sequence[Layered], change: Change) -> Iterato
             for block in layer.blocks:
                 for side in cast("Branched", block).sides:
                     module = cast("Side", side).module
-                    if not isinstance(module, Grouped | Latent):
+                    if not isinstance(module, Grouped | Latent | Compressed):
                         continue
                     before, after = done.setdefault(id(module), (module.a, change(at, module.a)))
                     if change(at, before) != after:
                         raise FieldError("layer", at, "shares its attention with a layer that "
                                          "stays as it is", "change both")  # fmt: skip
+                    if after == before:
+                        continue
                     new = _like(after, model)
                     for name in ("a", "scale", "shared"):
                         if hasattr(module, name):
@@ -280,11 +288,16 @@ def _reset(model: Decoder, layers: Sequence[Layered], change: Change) -> Iterato
             setattr(module, name, value)
 
 
+def _compressed(what: str, value: Any, at: int) -> FieldError:
+    return FieldError(what, value, f"cannot change the compressed attention of layer {at}")
+
+
 def _like(a: Attention, model: Decoder) -> Grouped | Latent:
     d_model = int(model.spec.d_model)
     with torch.device("meta"):
         if isinstance(a, GroupedAttention):
             return Grouped(a, d_model, model.numerics, first=False)
+        assert isinstance(a, LatentAttention), "compressed attention is not changed"
         return Latent(a, d_model, model.numerics)
 
 

@@ -16,7 +16,7 @@ from scantling.lab.attention import Grouped, Latent
 from scantling.lab.heads import keep_heads
 from scantling.lab.model import Decoder, Layered
 from scantling.lab.stream import Branched, Side
-from scantling.spec import GroupedAttention, LatentAttention, Plain, Spec
+from scantling.spec import GroupedAttention, Handed, LatentAttention, Plain, Spec
 
 
 class MaskHeads(Struct, frozen=True, tag="mask_heads"):
@@ -54,20 +54,24 @@ class MaskHeads(Struct, frozen=True, tag="mask_heads"):
             for place, layer in enumerate(layers):
                 if layer.at == at:
                     later = layers[place + 1 :]
-                    self._slice(layer, heads, read_later=_read_by(later))
+                    before = layers[place - 1].blocks[-1] if place else None
+                    self._slice(layer, heads, before, read_later=_read_by(later))
         return spec
 
-    def _slice(self, layer: HeldLayer, heads: set[int], *, read_later: bool) -> None:
+    def _slice(
+        self, layer: HeldLayer, heads: set[int], before: HeldBlock | None, *, read_later: bool
+    ) -> None:
         where = _one_side(layer.sides(self.branch), layer.at, self.branch)
         module = where.branch.module
-        assert isinstance(module, GroupedAttention | LatentAttention)
+        if not isinstance(module, GroupedAttention | LatentAttention):
+            raise _headless(layer.at)
         n = int(module.n_head)
         known("head", heads, n, f"layer {layer.at}")
         kept = [i for i in range(n) if i not in heads]
         if kept:
             keep_heads(where, kept, read_later=read_later)
             return
-        if not read_later and _removed(layer, where):
+        if not read_later and _removed(layer, where, before):
             return
         keep_heads(where, [0], read_later=read_later)
         where.tensors["o"] = torch.zeros_like(where.tensors["o"])
@@ -85,12 +89,20 @@ def merged(masks: Sequence[MaskHeads]) -> list[MaskHeads]:
             for b in branches]  # fmt: skip
 
 
-def _removed(layer: HeldLayer, side: HeldSide) -> bool:
-    """Take a silent branch out where nothing of it would be left; whether that was possible."""
-    block = next(b for b in layer.blocks if side in b.sides)
+def _removed(layer: HeldLayer, side: HeldSide, before: HeldBlock | None) -> bool:
+    """Take a silent branch out where nothing of it would be left; whether that was possible.
+
+    A block that is handed what the one before makes uses it up, silent or not.
+    """
+    block = next(b for b in layer.blocks if any(s is side for s in b.sides))
+    for one in layer.blocks:
+        if one is block:
+            break
+        before = one
     biased = any(n == "o_bias" or n.endswith("post_norm_bias") for n in side.tensors)
     alone = len(block.sides) == 1
-    if biased or (alone and not _passes(block)) or (alone and len(layer.blocks) == 1):
+    handed = before is not None and isinstance(before.block.residual, Handed)
+    if biased or (alone and (handed or not _passes(block))) or (alone and len(layer.blocks) == 1):
         return False
     if alone:
         layer.blocks.remove(block)
@@ -153,7 +165,7 @@ def attention_of(layers: Sequence[Layered], at: int, branch: str = "attention") 
     """The one attention of a layer.
 
     Raises:
-        FieldError: If there is no such layer, or not one attention in it.
+        FieldError: If there is no such layer, or not one attention with heads in it.
     """
     known("layer", {at}, len(layers), "the model")
     found = [
@@ -163,8 +175,14 @@ def attention_of(layers: Sequence[Layered], at: int, branch: str = "attention") 
         if name.rstrip("0123456789") == branch
     ]  # fmt: skip
     module = _one_side(found, at, branch)
-    assert isinstance(module, Grouped | Latent)
+    if not isinstance(module, Grouped | Latent):
+        raise _headless(at)
     return module
+
+
+def _headless(at: int) -> FieldError:
+    return FieldError("layer", at, "has attention whose outputs are of groups of heads", "its "
+                      "heads cannot be taken one by one")  # fmt: skip
 
 
 def _one_side(found: Sequence[Any], at: int, branch: str) -> Any:

@@ -18,13 +18,14 @@ from torch.nn import functional
 from scantling.errors import FieldError
 from scantling.lab.attention import one_kernel
 from scantling.lab.augmented import Alternate, Streams
+from scantling.lab.default_rate import Param
 from scantling.lab.embedded import Embedded, Last
 from scantling.lab.flow import Flow, Kernel, Places, Watch
 from scantling.lab.grammar import buildable, learnable
 from scantling.lab.hyper import Merge
 from scantling.lab.made import Parts
 from scantling.lab.numerics import Numerics
-from scantling.lab.param import Kind, Parametrisation, initialise, optimizer_groups
+from scantling.lab.param import Parametrisation, initialise, optimizer_groups
 from scantling.lab.parts import Fused, Named, maybe
 from scantling.lab.stream import Branched, Side, streams
 from scantling.spec import (
@@ -64,9 +65,11 @@ class Layered(nn.Module):
     """One layer: its blocks in order, on one stream or on n streams around it (AltUp)."""
 
     def __init__(
-        self, layer: Layer, path: str, blocks: list[Branched], altup: Alternate | None
+        self, layer: Layer, path: str, at: int, blocks: list[Branched], altup: Alternate | None
     ) -> None:
         super().__init__()
+        self.at = at
+        """Its number in the stack, also where others are dropped for a while."""
         self.path, self.blocks, self.altup = path, nn.ModuleList(blocks), altup
         self.scale_1: Tensor | None
         scale = torch.ones(1) if layer.stored_scale else None
@@ -182,7 +185,7 @@ class Layers(nn.Module):
         altup = None
         if self.altup is not None:
             altup = Alternate(self.altup, self.d_model, self.numerics.epsilon)
-        return Layered(layer, f"{self.path}.{layer.name}", blocks, altup)
+        return Layered(layer, f"{self.path}.{layer.name}", at, blocks, altup)
 
     def named(self) -> Iterator[Weight]:
         """Its weights, each once."""
@@ -219,8 +222,8 @@ class Layers(nn.Module):
         """The normed stream after the last layer."""
         if self.streams is not None:
             x_BTD = self.streams.made(x_BTD)
-        for at, layer in enumerate(self.layers):
-            flow.layer = at
+        for layer in self.layers:
+            flow.layer = cast("Layered", layer).at
             x_BTD = self.joined(layer(x_BTD, flow), flow, last=layer is self.layers[-1])
         if flow.handed_BTD is not None:  # there is no next block to read it
             x_BTD = plus(x_BTD, flow.handed_BTD)
@@ -256,7 +259,8 @@ class Decoder(nn.Module):
         spec: The model.
         param: How initial sizes, rates and multipliers depend on the shape: ``sp``, ``mup`` or
             ``completep`` (see ``lab.param``).
-        init_std: One deviation for all matrices instead of 1/√inputs, as 0.02 in GPT-2.
+        init_std: One deviation for all matrices instead of 1/√inputs, as 0.02 in GPT-2; with
+            muP and CompleteP that at the base width.
         seed: Of the weights.
         numerics: Small numbers of a class that are no part of a spec.
 
@@ -273,7 +277,7 @@ class Decoder(nn.Module):
     """
 
     def __init__(
-        self, spec: Spec, param: Kind | Parametrisation = "sp", init_std: float | None = None,
+        self, spec: Spec, param: Param | Parametrisation = "sp", init_std: float | None = None,
         seed: int = 0, numerics: Numerics | None = None,
     ) -> None:  # fmt: skip
         buildable(spec)

@@ -46,13 +46,12 @@ class Index(nn.Module):
         d_model: Width of the stream, which keys and weights are made of.
         inner: Width that queries are made of.
         d_rope: Numbers of a head that the attention turns.
-        position: The attention's.
     """
 
-    def __init__(self, i: Indexer, d_model: int, inner: int, d_rope: int, position: object) -> None:
+    def __init__(self, i: Indexer, d_model: int, inner: int, d_rope: int) -> None:
         super().__init__()
         self.i, self.h, self.width = i, int(i.n_index_head), int(i.d_index)
-        self.d_rope, self.position = d_rope, position
+        self.d_rope = d_rope
         self.q = Fused(inner, {"index_q": self.h * self.width})
         self.kw = Fused(d_model, {"index_k": self.width, "index_weight": self.h})
         self.norm = Normed(Norm("layer", bias=True), self.width)
@@ -63,13 +62,15 @@ class Index(nn.Module):
             yield from part.named()
         yield from self.norm.named("index_norm")
 
-    def forward(self, x_BTD: Tensor, q_BTr: Tensor, flow: Flow) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, x_BTD: Tensor, q_BTr: Tensor, position: object, flow: Flow
+    ) -> tuple[Tensor, Tensor]:
         """Which keys each query reads, B × 1 × T × S, and nothing with their slope."""
         q_BTHh = by_head(self.q(q_BTr), self.h)
         made = self.kw.split(x_BTD)
         k_BTh = self.norm(made["index_k"])
-        q_BTHh = turned_first(q_BTHh, self.position, self.d_rope, flow)
-        k_BTh = turned_first(k_BTh[..., None, :], self.position, self.d_rope, flow).squeeze(-2)
+        q_BTHh = turned_first(q_BTHh, position, self.d_rope, flow)
+        k_BTh = turned_first(k_BTh[..., None, :], position, self.d_rope, flow).squeeze(-2)
         scores_BTHS = functional.relu(q_BTHh @ k_BTh[:, None].mT * self.width**-0.5)
         weight_BTH = made["index_weight"] * self.h**-0.5
         scores_BTS = (weight_BTH[..., None, :] @ scores_BTHS).squeeze(-2)
@@ -97,12 +98,11 @@ class Blocks(nn.Module):
     """MiniMax-M3: each small head chooses blocks of keys by the highest score in each."""
 
     def __init__(
-        self, s: BlockSelector, d_model: int, d_head: int, position: object, epsilon: float, *,
-        causal: bool,
-    ) -> None:  # fmt: skip
+        self, s: BlockSelector, d_model: int, d_head: int, epsilon: float, *, causal: bool
+    ) -> None:
         super().__init__()
         self.s, self.h, self.width = s, int(s.n_index_head), int(s.d_index)
-        self.d_head, self.position, self.causal = d_head, position, causal
+        self.d_head, self.causal = d_head, causal
         self.qk = Fused(d_model, {"index_q": self.h * self.width, "index_k": self.width})
         self.q_norm, self.k_norm = (Normed(s.norm, self.width, epsilon=epsilon) for _ in "qk")
 
@@ -112,14 +112,14 @@ class Blocks(nn.Module):
         yield from self.q_norm.named("index_q_norm")
         yield from self.k_norm.named("index_k_norm")
 
-    def forward(self, x_BTD: Tensor, n_head: int, flow: Flow) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, x_BTD: Tensor, n_head: int, position: object, flow: Flow
+    ) -> tuple[Tensor, Tensor]:
         """Which keys each query reads, B × H × T × S, and nothing with their slope."""
         made = self.qk.split(x_BTD)
         q_BThw = self.q_norm(by_head(made["index_q"], self.h))
         k_BT1w = self.k_norm(made["index_k"])[..., None, :]
-        q_BThw, k_BT1w = (
-            turned_first(t, self.position, self.d_head, flow) for t in (q_BThw, k_BT1w)
-        )
+        q_BThw, k_BT1w = (turned_first(t, position, self.d_head, flow) for t in (q_BThw, k_BT1w))
         scores_BhTS = q_BThw.transpose(1, 2) @ k_BT1w.transpose(1, 2).mT
         open_BhTS = self.open(scores_BhTS.detach(), flow)
         own = torch.arange(n_head, device=x_BTD.device) * self.h // n_head
