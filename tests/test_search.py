@@ -18,7 +18,16 @@ from scantling.costs.features import features
 from scantling.errors import FieldError
 from scantling.laws import bounds, law, prior_terms
 from scantling.rules import lint
-from scantling.search import Range, binding_axes, budget, design, findings, front_json, infeasible
+from scantling.search import (
+    Range,
+    binding_axes,
+    budget,
+    design,
+    findings,
+    front_json,
+    infeasible,
+    row_plans,
+)
 from scantling.search.front import epsilons, fold, knee, non_dominated, thin
 from scantling.search.space import HEAD_WIDTHS, TIE_ABOVE, list_legal, space, unpriced
 from scantling.search.sweep import sweep
@@ -219,6 +228,18 @@ def test_chunks_hold_every_shape_once_and_in_order(size):
 
 def dims(front):
     return [c.dims() for c in front.candidates]
+
+
+def test_a_row_that_is_planned_is_not_planned_again():
+    front = design(params=20_000_000, vocab_size=8192, tokens=10**9, gpu="h100-sxm", gpus=8)
+    first = row_plans(front, 3)
+    again = row_plans(front, 6, known=first)
+    assert len(again) > len(first)
+    assert all(again[name] is plan for name, plan in first.items())
+    fresh = row_plans(front, 6)
+    assert {name: plan.choice.plan for name, plan in again.items()} == {
+        name: plan.choice.plan for name, plan in fresh.items()
+    }
 
 
 def test_tokens_nobody_gave_are_those_of_a_plan_and_say_of_which_parameters():

@@ -71,21 +71,21 @@ def design(**given: Any) -> int:
         more = design_more.sections(front, ask, step)
     for note in (note for one in more for note in one.notes):
         click.echo(f"note: {note}", err=True)
-    _write(front, more, given)
-    _show(front, more, given)
-    return _status(front)
-
-
-def _show(front: Any, more: list[Any], given: dict[str, Any]) -> None:
-    """The answer as text or JSON."""
-    from scantling import search
-    from scantling.report import text
-
     plans = None
     if front.feasible:
         with _steps("plans") as step:
             n = search.ROWS if given["as_json"] else given["rows"]
             plans = search.row_plans(front, n, step)
+    _write(front, more, given, plans)
+    _show(front, more, given, plans)
+    return _status(front)
+
+
+def _show(front: Any, more: list[Any], given: dict[str, Any], plans: Any) -> None:
+    """The answer as text or JSON."""
+    from scantling import search
+    from scantling.report import text
+
     if given["as_json"]:
         show_json(search.front_json(front, plans=plans) | {one.key: one.json for one in more})
         return
@@ -114,14 +114,14 @@ def _status(front: Any) -> int:
     return 0 if front.feasible else 1
 
 
-def _write(front: Any, more: Any, given: dict[str, Any]) -> None:
+def _write(front: Any, more: Any, given: dict[str, Any], plans: Any) -> None:
     """The folder and the picture that were asked for."""
     if not front.feasible:
         return
     if given["save"] is not None:
         from scantling.report.save import save
 
-        written = save(front, given["save"], lambda text: click.echo(text, err=True), more)
+        written = save(front, given["save"], lambda text: click.echo(text, err=True), more, plans)
         click.echo(f"wrote {len(written)} files to {given['save']}", err=True)
     if given["plot"] is not None:
         from scantling.report.figure import save_axis, save_front

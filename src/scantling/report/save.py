@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ from scantling.search.candidate import hf_config
 
 if TYPE_CHECKING:
     from scantling.report.design_more import Section
+    from scantling.search.plans import Plans
 
 MANIFEST = "manifest.json"
 """What a save wrote: a later one replaces exactly that."""
@@ -59,7 +60,7 @@ def check_folder(folder: Path) -> list[Path]:
 
 def save(
     front: Front, folder: Path, progress: Callable[[str], None] | None = None,
-    more: Iterable[Section] = (),
+    more: Iterable[Section] = (), plans: Mapping[str, Plans | None] | None = None,
 ) -> list[Path]:  # fmt: skip
     """Write everything a front says into a folder.
 
@@ -67,6 +68,13 @@ def save(
     launch fragments of every tool that can say the shape beside it; ``front.json`` is the whole
     answer; ``report.html`` the same for people, in one file that needs no network; ``study.toml``
     trains shapes of the front, small, with ``lab run``.
+
+    Args:
+        front: A front with a choice.
+        folder: Where; made unless it is there.
+        progress: Called with what was not written, and why.
+        more: What was asked beside it.
+        plans: ``row_plans`` that are known.
 
     Raises:
         FieldError: If the folder holds something else, or cannot be written.
@@ -90,8 +98,8 @@ def save(
         for c in front.candidates:
             for name, text in _fragments(c, refused):
                 write(f"{c.name}/{name}", text)
-        plans = row_plans(front, REPORTED)
-        found = front_json(front, plans=plans) | {one.key: one.json for one in sections}
+        rows = row_plans(front, REPORTED, known=plans)
+        found = front_json(front, plans=rows) | {one.key: one.json for one in sections}
         write("front.json", json.dumps(found, indent=1, ensure_ascii=False) + "\n")
         write("report.html", page(front, sections))
         study = study_text(front)
@@ -101,7 +109,7 @@ def save(
             write("study.toml", study)
         with (folder / "report.txt").open("w", encoding="utf-8") as sink:
             out = console(file=sink)
-            print_front(out, front, REPORTED, plans)
+            print_front(out, front, REPORTED, rows)
             sink.writelines(f"\n{line}" for one in sections for line in (*one.lines, ""))
         written.append(folder / "report.txt")
         try:

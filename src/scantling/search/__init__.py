@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from msgspec import Struct
@@ -230,8 +230,9 @@ def binding_axes(front: Front) -> list[dict[str, Any]]:
 
 
 def row_plans(
-    front: Front, n: int = ROWS, progress: Callable[[int, int], None] | None = None
-) -> dict[str, Plans | None]:
+    front: Front, n: int = ROWS, progress: Callable[[int, int], None] | None = None,
+    known: Mapping[str, Plans | None] | None = None,
+) -> dict[str, Plans | None]:  # fmt: skip
     """By name the best plan of the choice, and where chips were given of every row shown.
 
     A model that cannot read the context has None.
@@ -240,14 +241,16 @@ def row_plans(
         front: A front with a choice.
         n: Candidates that are shown (``Front.spread``), beside the baselines.
         progress: Called with (rows done, rows in all).
+        known: What was found of other rows of the same front.
     """
     c = front.chosen
-    plan = planned(c.spec, front.budget, float(c.features.tokens))
-    found: dict[str, Plans | None] = {c.name: plan}
+    found = dict(known or {})
+    plan = found.get(c.name) or planned(c.spec, front.budget, float(c.features.tokens))
+    found[c.name] = plan
     if front.budget.chips_given:
         rows = [*(front.candidates[i] for i in front.spread(n)), *front.baselines]
         for done, row in enumerate(rows):
-            if row is not c:
+            if row.name not in found:
                 found[row.name] = planned_alike(row, plan)
             if progress is not None:
                 progress(done + 1, len(rows))
