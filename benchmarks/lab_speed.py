@@ -236,6 +236,7 @@ def auto():
         (SHAPES["0.1M"], 4, 64, 8), (SHAPES["0.1M"], 8, 64, 8), (SHAPES["0.1M"], 4, 64, 2),
         (SHAPES["0.1M"], 16, 64, 8), (SHAPES["0.1M"], 16, 256, 4), ((2, 64, 4, 176), 8, 64, 8),
         (SHAPES["0.5M"], 8, 64, 8), ((8, 32, 2, 88), 4, 64, 8), ((2, 128, 8, 352), 4, 64, 4),
+        ((8, 32, 2, 88), 16, 64, 8), ((2, 64, 4, 176), 16, 64, 8), (SHAPES["0.5M"], 4, 64, 8),
     ):  # fmt: skip
         times = compare(members(shape, batch, context, n), 2, 5)
         spec = llama(shape, context).spec

@@ -15,7 +15,8 @@ LINT = "lint llama-3.1-8b"
 ANALYZE = "analyze llama-3.1-8b"
 HUGE = [
     *((DESIGN, o) for o in ("--gpus", "--serve-gpus", "--context", "--serve-context", "--tokens",
-                            "--serve-batch", "--tp", "--pp", "--ep", "--depths")),
+                            "--serve-batch", "--tp", "--pp", "--ep", "--depths", "--rows",
+                            "--ladder")),
     *((PLAN, o) for o in ("--gpus", "--gpus-per-node", "--context", "--tokens", "--batch", "--tp",
                           "--pp", "--virtual", "--rank")),
     *((SERVE, o) for o in ("--gpus", "--context", "--batch", "--in", "--out", "--tp")),
@@ -57,3 +58,17 @@ def test_analyze_checks_what_it_is_given_before_it_prints(rest):
 def test_an_empty_method_of_tuning_is_no_pre_training():
     found = CliRunner().invoke(cli.group, [*PLAN.split(), "--finetune", ""], standalone_mode=False)
     assert isinstance(found.exception, ScantlingError)
+
+
+@pytest.mark.parametrize(("asked", "option"), [
+    ("--list-legal --fix d_model=1024 --active 3B", "--active"),
+    ("--list-legal --fix d_model=1024 --mixer mla", "--mixer"),
+    ("--list-legal --fix d_model=1024 --quant fp8", "--quant"),
+    ("--list-legal --fix d_expert=1024 --params 1B", "--params"),
+    ("--list-legal --like qwen2.5-7b --fix d_head=64", "--fix"),
+    ("--backtest cerebras-gpt-1.3b --params 13B", "--params"),
+    ("--backtest cerebras-gpt-1.3b --vocab 5k", "--vocab"),
+    ("--params 1B --workers 2 --engine here", "--workers"),
+])  # fmt: skip
+def test_an_option_that_would_do_nothing_is_refused(asked, option):
+    assert refused(f"design {asked}").startswith(option)

@@ -239,6 +239,7 @@ BAD_CALLS = {
     "design --params 7B --law best": "law best is not known",
     "design --params 7B --objective speed=1": "use loss, training_days",
     "design --params 7B --tolerance 2": "must lie between 0 and 1",
+    "design --params 7B --tolerance 5ms": "is no share",
     "design --list-legal": "needs a width",
     "analyze nosuch": "is not known",
     "analyze org/repo": "org/repo/config.json cannot be fetched",

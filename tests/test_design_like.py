@@ -186,6 +186,27 @@ def test_matrices_learn_slower_in_proportion_to_width():
     assert ratio == pytest.approx([ratio[0]] * 3, rel=1e-6)
 
 
+def test_a_ladder_keeps_the_tokens_of_a_parameter_that_the_shape_is_given():
+    """At equal FLOPs each shape has its own tokens; a rung of its size has those again."""
+    b = budget(params="1B", tokens="20B", vocab_size=32_000, equal="flops", alike=1e20)
+    own = candidate(vary(catalog.model("llama-2-7b"), d_model=2048, n_layer=16, n_head=16,
+                         n_kv_head=16, d_ff=5504), b)  # fmt: skip
+    assert own.features.tokens < 0.9 * b.tokens
+    (rung,) = ladder(own, (10**9,))
+    c = rung.candidate
+    assert c.features.tokens == c.budget.tokens
+    wanted = own.features.tokens / own.counted.total
+    assert c.budget.tokens / c.counted.total == pytest.approx(wanted)
+
+
+def test_a_recipe_of_billions_has_rungs_of_trillions():
+    spec = catalog.model("llama-3.1-8b")
+    base = candidate(spec, budget(params=int(parameters(spec).total)))
+    for rung in ladder(base, (10**12, 20 * 10**12)):
+        assert abs(parameters(rung.candidate.spec).total / rung.size - 1) <= 0.005
+        assert rung.candidate.dims()["d_ff"] % 128 == 0
+
+
 def test_the_ladder_of_a_choice_and_of_a_model():
     _, out = run("--params", "7B", "--ladder", "125M,350M,1B,7B", "--json")
     found = json.loads(out)

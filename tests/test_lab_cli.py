@@ -8,8 +8,9 @@ import pytest
 from click.testing import CliRunner
 
 from scantling.cli import group
-from scantling.errors import ScantlingError
+from scantling.errors import FieldError, ScantlingError
 from scantling.lab.experiments import EXPERIMENTS
+from scantling.messages import use_language
 from scantling.sources import sources
 
 pytest.importorskip("torch", reason="needs the extra lab")
@@ -49,7 +50,8 @@ def typed(tmp_path, monkeypatch):
             raise found.exception
         return found
 
-    return run
+    yield run
+    use_language("en")
 
 
 @pytest.mark.parametrize("preset", ["quick", "standard"])
@@ -96,6 +98,45 @@ def test_a_study_of_ones_own_runs_to_a_verdict_and_is_explained(typed, tmp_path)
     kept = json.loads((folder / "result.json").read_text())
     assert again["verdicts"] == kept["verdicts"]
     assert [s["seeds"] for s in again["shapes"]] == [s["seeds"] for s in kept["shapes"]]
+
+
+@pytest.mark.parametrize("ladder", [(), ("--ladder",)])
+def test_a_plan_is_json_where_that_is_asked_for(typed, tmp_path, ladder):
+    (tmp_path / "tiny.toml").write_text(STUDY)
+    told = json.loads(typed("lab", "run", "tiny.toml", "--engine", "here", "--device", "cpu",
+                            "--plan", "--json", *ladder).stdout)  # fmt: skip
+    plans = told["plans"] if ladder else {"1": told["plan"]}
+    assert [*plans] == (["1", "4", "16"] if ladder else ["1"])
+    assert {p["tokens"] for p in plans.values()} == {2_000}
+    assert not [*tmp_path.rglob("runs/*.json")]
+
+
+def test_names_of_shapes_are_shown_as_they_are_written(typed, tmp_path):
+    """Brackets are no markup, and what the catalogue of messages knows is still a name."""
+    shape = "[[shapes]]\nname = '{}'\nmodel = 'llama-3.2-1b'\nset = {{n_layer = {}}}\n"
+    (tmp_path / "tiny.toml").write_text(
+        STUDY.partition("[iso]")[0] + "[scale]\nbody = 6_000\n"
+        + shape.format("linear [/b]", 2) + shape.format("none", 4)
+    )  # fmt: skip
+    typed("lab", "run", "tiny.toml", "--engine", "here", "--device", "cpu")
+    told = typed("lab", "report", "lab-runs/tiny", "--lang", "zh").output
+    rows = [line.strip() for line in told.splitlines() if re.search(r"[+-]\d.\d%", line)]
+    assert len(rows) == 2
+    assert {row.startswith(("linear [/b] ", "none ")) for row in rows} == {True}
+    assert re.search(r"^  (linear \[/b\] and none|none and linear \[/b\]): ", told, re.MULTILINE)
+
+
+def test_a_preset_beside_a_file_of_ones_own_is_refused(typed, tmp_path):
+    (tmp_path / "tiny.toml").write_text(STUDY)
+    with pytest.raises(FieldError, match=r"--preset standard is of experiments; tiny.toml has its"):
+        typed("lab", "run", "tiny.toml", "--preset", "standard", "--plan")
+
+
+@pytest.mark.parametrize("text", ["{}", "[1]"])
+def test_a_result_of_something_else_is_one_clear_line(typed, tmp_path, text):
+    (tmp_path / "result.json").write_text(text)
+    with pytest.raises(FieldError, match=r"holds a result.json that is of no study"):
+        typed("lab", "report", str(tmp_path))
 
 
 @pytest.mark.parametrize(("text", "says"), [

@@ -106,10 +106,11 @@ def test_members_of_other_shapes_or_with_experts_are_refused():
         Ensemble([Decoder(shrink(catalog.model("mixtral-8x7b"), 200_000))], 1e-3)
 
 
-def test_the_choice_is_by_tokens_width_and_members():
+def test_the_choice_is_by_the_numbers_of_a_step_and_members():
     spec = vary(tiny("llama-3.2-1b"), d_model=64)
 
     assert together(spec, 8, 64, 4)
     assert not together(spec, 16, 64, 4)
     assert not together(vary(spec, d_model=96), 8, 64, 4)
+    assert together(vary(spec, d_model=32), 16, 64, 4)
     assert not together(spec, 8, 64, 1)

@@ -51,6 +51,26 @@ def test_a_run_trains_on_the_data_that_its_study_began_with_or_not_at_all(notes)
         runner.run(replace(trial, data_hash="0" * 64))
 
 
+def test_a_run_of_which_a_probe_tells_no_number_has_failed_and_is_kept(
+    notes, tmp_path, monkeypatch
+):
+    """JSON has no NaN: a record with one could not be read again."""
+    pytest.importorskip("torch", reason="needs the extra lab")
+    from scantling.lab.match import small
+    from scantling.lab.study import store, training
+    from scantling.lab.study.design import Shape
+    from scantling.lab.study.trial import Record
+
+    monkeypatch.setattr(training, "_probed", lambda *_: {"kurtosis": float("nan"), "share": 0.5})
+    asked = replace(study(1, 2), data=str(notes), tokens=64, batch=2, context=16, probe="a:b")
+    trial = asked.trial(Shape("a", small(1, 16, 16)), 1e-3, 0, 64)
+    made = Record("k", "a", trial, training.Training("cpu").run(trial), "code")
+    assert made.outcome.failed == "kurtosis is nan"
+    (tmp_path / "runs").mkdir()
+    store.keep(tmp_path, made)
+    assert store.kept(tmp_path, "k") == made
+
+
 def test_a_run_made_by_other_code_or_elsewhere_has_another_key(monkeypatch):
     pytest.importorskip("torch", reason="needs the extra lab")
     import torch

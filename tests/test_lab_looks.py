@@ -20,6 +20,7 @@ from scantling.lab.match import small
 from scantling.lab.study import Outcome, Pace, Probed, Rates, Shape, Study, answer, store
 from scantling.lab.study.ladder import climb, compared
 from scantling.lab.study.plan import RESERVE, plan, replan
+from scantling.lab.study.verdict import Arm, verdicts
 from scantling.report import lab_ladder, lab_text
 
 TINY = vary(catalog.model("llama-3.2-1b"), d_model=64, n_head=4, n_kv_head=4, d_head=16, d_ff=128,
@@ -106,6 +107,19 @@ def test_the_paired_test_is_that_of_a_table():
     assert found.difference == pytest.approx(-1.58)
     assert found.p == pytest.approx(0.00283, abs=2e-5)
     assert found.half_width == pytest.approx(0.88, abs=0.005)
+
+
+def test_a_pair_within_models_needs_the_seeds_of_the_paired_test():
+    """Differences of 0.1, 0.2, 0.3: with m more, (t(0.975) + t(0.8)) 0.1 / √m must be 0.2."""
+    arms = [Arm(name, 1e-3, (1e-3,), (), None, values, stats.mean_interval(values))
+            for name, values in {"a": (1.0, 2.0, 3.0), "b": (1.1, 2.2, 3.3)}.items()]  # fmt: skip
+    (found,) = verdicts(replace(LOOKS, probed=Probed(("a", "b"), (("a", "b"),))), arms)
+    assert found.kind == "not separated"
+
+    def seen(m):
+        return (stats.t_quantile(0.975, m - 1) + stats.t_quantile(0.8, m - 1)) * 0.1 / math.sqrt(m)
+
+    assert seen(found.seeds_needed) <= 0.2 < seen(found.seeds_needed - 1)
 
 
 def test_a_model_that_did_not_train_leaves_every_look_unresolved(tmp_path):
@@ -263,6 +277,7 @@ def test_a_ladder_of_factors_turns_them_round(tmp_path):
     (("better", "unresolved", "better"), "leans"),
     (("better", "unresolved", "unresolved"), "unresolved"),
     (("better", "better", "behind"), "open"),
+    (("unresolved", "unresolved", "unresolved"), "unresolved"),
 ])  # fmt: skip
 def test_a_ladder_with_a_gap_does_not_say_stable(kinds, kind):
     rungs = {}
@@ -278,6 +293,23 @@ def test_a_ladder_with_a_gap_does_not_say_stable(kinds, kind):
         }  # fmt: skip
     told = compared(rungs, [{"A": "A", "B": "B"}] * 3)
     assert told["pairs"][0]["kind"] == kind
+
+
+def test_arms_that_keep_their_names_are_compared_where_both_are_there(tmp_path):
+    """Shapes that become equal at a small size are one arm fewer there."""
+    three = {}
+    for n, s in studies().items():
+        a, b = (replace(one, name=name) for one, name in zip(s.shapes, "AB", strict=True))
+        c = replace(b, name="C", spec=small(8, int(b.spec.d_model), 2 * int(b.spec.d_model)))
+        three[n] = replace(s, shapes=(a, b) if n == 1 else (a, b, c))
+    told = climb(three, Sized({64: 0.3, 128: 0.3, 256: 0.3}, sd=0.003), tmp_path / "l",
+                 engine="here")  # fmt: skip
+    assert {frozenset((p["a"], p["b"])) for p in told["pairs"]} == {
+        frozenset(p) for p in ("AB", "AC", "BC")
+    }
+    effects = {frozenset((p["a"], p["b"])): p["effects"] for p in told["pairs"]}
+    assert effects[frozenset("AC")][0] is None
+    assert None not in effects[frozenset("AB")]
 
 
 @pytest.mark.parametrize("name", [n for n, e in EXPERIMENTS.items() if e.sized])

@@ -92,6 +92,18 @@ def test_a_design_sees_what_it_says_it_can_resolve_four_times_of_five(n):
     assert 0.77 < seen / 1500 < 0.86
 
 
+@pytest.mark.parametrize(("tests", "effect"), [(1, 1.0), (3, 1.5), (7, 2.0), (7, 3.0)])
+def test_the_seeds_that_pairs_need_see_the_difference_four_times_of_five(tests, effect):
+    draw = random.Random(6)
+    n = stats.seeds_needed(1 / math.sqrt(2), effect, tests, free=stats.PAIRED)
+    seen = 0
+    for _ in range(1500):
+        apart = [draw.gauss(effect, 1) for _ in range(n)]
+        seen += tests * stats.paired(apart, [0.0] * n).p < 0.05
+
+    assert seen / 1500 > 0.75
+
+
 def test_for_many_seeds_the_effect_is_the_rule_of_two_point_eight():
     assert stats.resolvable(0.02, 400) == pytest.approx(2.8 * 0.02 * math.sqrt(2 / 400), rel=0.01)
 

@@ -161,6 +161,16 @@ def test_a_budget_takes_tokens_then_shapes_and_never_the_third_seed():
         plan(s, paces, 1, 20)
 
 
+def test_one_process_is_planned_as_one_whatever_workers_are_given(ask):
+    """Two shapes one after another take as long as both, not as the longer one."""
+    s = study(1, 2)
+    found = ask(s, Fake({}), workers=2).plan
+    assert found.workers == 1
+    assert (
+        found.expected_s == plan(s, found.paces, 1).expected_s > plan(s, found.paces, 2).expected_s
+    )
+
+
 def test_jobs_are_spread_over_workers_longest_first():
     paces = {f"L{d}": Pace(0.0, 0.01 * d, 0.0) for d in (4, 2, 1)}
     assert plan(study(4, 2, 1), paces, 2).expected_s == pytest.approx(9 * 97 * 0.04)

@@ -1,5 +1,7 @@
 """A study as a file says what is meant, or which key does not."""
 
+import json
+
 import pytest
 
 from scantling.errors import FieldError
@@ -57,6 +59,7 @@ def test_a_trial_takes_the_steps_that_were_planned(read):
 
 # ---------------------------------------------------------------- muddled input
 
+GPT2 = {"model_type": "gpt2", "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 32}
 LLAMA = '[[shapes]]\nmodel = "llama-3.2-1b"\n'
 
 
@@ -81,6 +84,7 @@ LLAMA = '[[shapes]]\nmodel = "llama-3.2-1b"\n'
     ("measure = ['loss']\n" + ISO, "measure ['loss'] must be a text"),
     ("measure = 'los'\n" + ISO, "measure los is not known; did you mean loss?"),
     ("data = 3\n" + ISO, "data 3 must be a text"),
+    (ISO + "[scale]\nbody = 9_000\n", "scale makes [[shapes]] small, and [iso] makes shapes of"),
 ])  # fmt: skip
 def test_what_is_muddled_is_one_clear_line(read, text, says):
     with pytest.raises(FieldError) as caught:
@@ -106,3 +110,10 @@ def test_equal_time_is_that_of_the_batch_of_the_study(read, monkeypatch):
 def test_a_shape_may_be_changed_in_what_is_no_number(read):
     s = read(LLAMA + "set = {n_layer = '4', tied = false}\n" + LLAMA + "name = 'b'\n")
     assert (int(s.shapes[0].spec.n_layer), s.shapes[0].spec.tied) == (4, False)
+
+
+def test_a_shape_is_called_by_the_whole_name_of_its_model(read, tmp_path):
+    """A dot in a name of the catalogue ends no file's name."""
+    (tmp_path / "own.json").write_text(json.dumps(GPT2))
+    s = read(LLAMA + LLAMA.replace("3.2-1b", "3.1-8b") + '[[shapes]]\nmodel = "own.json"\n')
+    assert s.arms == ("llama-3.2-1b", "llama-3.1-8b", "own")

@@ -452,6 +452,16 @@ def test_a_loss_that_is_no_number_ends_the_run(monkeypatch):
     assert found.why == "the loss is nan at step 1 at a learning rate of 0.003"
 
 
+def test_a_model_that_its_last_step_broke_has_diverged(tmp_path):
+    """No step after it has a loss that would tell."""
+    found = train(run_of(steps=1, lr=1e38, warmup=0, schedule="constant", out=tmp_path))
+    assert found.status == "diverged"
+    assert "held-back data is no number after step 1" in found.why
+    assert found.judged == {}
+    for name in ("metrics.jsonl", "result.jsonl"):
+        assert "NaN" not in (tmp_path / name).read_text()
+
+
 def test_no_step_of_a_healthy_run_is_called_diverged():
     for rate in (1e-4, 3e-2):
         assert train(run_of(lr=rate, steps=20)).status == "done"

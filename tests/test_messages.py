@@ -106,6 +106,16 @@ def test_a_finding_is_chinese_throughout_also_what_others_passed_on(example):
             assert not re.search(r"(?<![\w-])(?!in )[a-z]{2,} [a-z]{2,}\b", left), text
 
 
+def test_a_design_is_told_in_chinese_on_the_screen_and_in_its_report(tmp_path):
+    """No two English words are left together; sections beside the front are not looked at."""
+    done = CliRunner().invoke(group, ["design", "--params", "1B", "--no-depths", "--rows", "2",
+                                      "--lang", "zh", "--save", str(tmp_path / "d")])  # fmt: skip
+    assert done.exit_code == 0
+    for told in (done.stdout, (tmp_path / "d" / "report.txt").read_text("utf-8")):
+        assert "改为" in told
+        assert re.findall(r"(?<![\w-])[a-z]{2,} [a-z]{2,}\b", told) == []
+
+
 def commands(command):
     """A command and those below it."""
     yield command

@@ -221,6 +221,14 @@ def dims(front):
     return [c.dims() for c in front.candidates]
 
 
+def test_tokens_nobody_gave_are_those_of_a_plan_and_say_of_which_parameters():
+    """Twenty for each parameter that a token passes, as ``scantling plan`` assumes."""
+    sparse, dense = budget(params="30B", active="3B"), budget(params="3B")
+    assert sparse.tokens == dense.tokens == 60 * 10**9
+    assert "tokens: 20 per active parameter" in sparse.assumed
+    assert "tokens: 20 per parameter" in dense.assumed
+
+
 def test_every_candidate_is_within_the_tolerance_and_counted_exactly():
     for more, tolerance in (({}, 0.005), ({"tolerance": 0.001}, 0.001),
                             ({"tied": True, "tolerance": 0.05}, 0.05)):  # fmt: skip

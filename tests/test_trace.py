@@ -127,14 +127,13 @@ def test_a_smaller_model_keeps_its_structure():
 
 
 def test_what_the_lab_does_not_run_is_named():
-    from scantling.spec import Rwkv
+    from scantling.spec import PerLayerInput
     from scantling.spec.vary import rewrite
 
     spec = catalog.model("gpt2")
-    state = Rwkv(64)
     mixer = spec.decoder.kinds[0].blocks[0].branches[0].module
-    other = rewrite(spec, lambda n: state if n == mixer else n)
-    with pytest.raises(FieldError, match="Rwkv cannot be said in the lab's model"):
+    other = rewrite(spec, lambda n: PerLayerInput(8) if n == mixer else n)
+    with pytest.raises(FieldError, match=r"needs embeddings\.per_layer of its width"):
         Decoder(other)
     with pytest.raises(FieldError, match="does not fit"):
         shrink(spec, 1000)

@@ -96,6 +96,19 @@ def parse_seconds(text: str | float, field: str = "time") -> float:
     return float(value * Decimal(SECONDS[suffix.lower()]))
 
 
+def parse_share(text: str | float, field: str = "share") -> float:
+    """A share: ``0.005`` or ``0.5%``.
+
+    Example:
+        >>> parse_share("5%"), parse_share(0.005)
+        (0.05, 0.005)
+    """
+    value, suffix = _split(text, field)
+    if suffix not in {"", "%"}:
+        raise FieldError(field, text, "is no share", "write 0.005 or 0.5%")
+    return float(value / 100 if suffix else value)
+
+
 def _split(text: str | float, field: str) -> tuple[Decimal, str]:
     match = NUMBER.fullmatch(str(text))
     if not match or ("," in match[1] and not re.fullmatch(r"\d{1,3}(,\d{3})+", match[1])):

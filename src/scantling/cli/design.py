@@ -10,7 +10,15 @@ from typing import Any
 import click
 
 from scantling.cli import design_options
-from scantling.cli.design_options import parsed, read_depths, read_fixed, read_limits
+from scantling.cli.design_options import (
+    check_shown,
+    legal_takes,
+    parsed,
+    read_depths,
+    read_fixed,
+    read_limits,
+    refuse_beside,
+)
 from scantling.cli.options import as_json, show_json
 from scantling.errors import FieldError
 
@@ -31,11 +39,16 @@ def design(**given: Any) -> int:
     from scantling import search
     from scantling.report import design_more
 
-    for asked, answer in ((given["list_legal"], _list_legal), (given["backtest"], _backtest),
-                          (given["prior"] == "list", _list_priors)):  # fmt: skip
+    for asked, answer, takes in (
+        (given["list_legal"], _list_legal, legal_takes(given)),
+        (given["backtest"], _backtest, {"backtest", "tokens"}),
+        (given["prior"] == "list", _list_priors, None),
+    ):
         if asked:
+            refuse_beside("--list-legal" if given["list_legal"] else "--backtest", takes)
             return answer(given)
     limits = read_limits(given)
+    check_shown(given)
     ask = design_more.Ask(
         explain=given["explain"], task=given["task"], like=given["like"], origin=given["origin"],
         ladder=parsed(given["ladder"], "--ladder"), depths=read_depths(given),

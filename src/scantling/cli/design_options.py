@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
-from scantling.cli.options import BYTES, CONTEXT, COUNT, SECONDS, hardware, pairs
+from scantling.cli.options import BYTES, CONTEXT, COUNT, SECONDS, SHARE, hardware, pairs
 from scantling.errors import FieldError
 from scantling.units import parse_count
 
@@ -28,7 +28,8 @@ def limits(function: F) -> F:
         click.option("--serve-batch", type=COUNT,
                      help="Sequences generated together; 1 by default."),
         hardware,
-        click.option("--tolerance", type=float, help="Distance from --params accepted; 0.005."),
+        click.option("--tolerance", type=SHARE,
+                     help="Distance from --params accepted: 1%; 0.005 unless said."),
         click.option("--active", type=COUNT,
                      help="Parameters a token passes: 3B; a mixture of experts."),
         click.option("--moe", is_flag=True,
@@ -147,13 +148,57 @@ def read_limits(given: dict[str, Any]) -> dict[str, Any]:
         "fixed": fixed, "listed": listed, "bounded": _bounded(given["bound"]),
         "weights": weights, "lexicographic": order, **contexts,
     }  # fmt: skip
-    for name in ("days", "tolerance", "price", "cost_per_million"):
+    for name in ("days", "price", "cost_per_million"):
         if given[name] is not None and not 0 < given[name] < 1e9:
-            raise FieldError(f"--{name.replace('_', '-')}", given[name], "must be above zero")
+            raise FieldError(f"--{name.replace('_', '-')}", given[name],
+                             "must be above zero and below 1e9")  # fmt: skip
     found |= {name: given[name] for name in PASSED}
     found |= {name: given[name] or None for name in ("moe", "qk_norm")}
     # what was not said is left to the budget, or to the model it is like
     return {k: v for k, v in found.items() if v is not None and v not in ({}, ())}
+
+
+def legal_takes(given: dict[str, Any]) -> set[str]:
+    """Options that ``--list-legal`` reads: of experts, of a model, or of a width."""
+    fixed = read_fixed(given["fix"])
+    if "d_expert" in {**fixed[0], **fixed[1]}:
+        return {"list_legal", "fix", "tp", "quant"}
+    return {"list_legal", "tp", "like"} if given["like"] else {"list_legal", "fix", "tp", "params"}
+
+
+def refuse_beside(asked: str, takes: set[str] | None) -> None:
+    """Refuse what was typed beside a question that does not read it; None reads all of it.
+
+    Raises:
+        FieldError: For the first such option.
+    """
+    context = click.get_current_context()
+    taken = {*(takes or ()), "as_json"}
+    for option in context.command.params if takes is not None else ():
+        source = context.get_parameter_source(option.name or "")
+        typed = source is click.core.ParameterSource.COMMANDLINE and option.expose_value
+        if typed and option.name not in taken:
+            read = ", ".join(o.opts[0] for o in context.command.params
+                             if o.name in taken and o.opts[0] != asked)  # fmt: skip
+            raise FieldError(option.opts[0], None, f"is not read by {asked}", f"it takes {read}")
+
+
+MOST_ROWS = 10_000
+"""More rows than a front has shapes, or a reader patience."""
+
+
+def check_shown(given: dict[str, Any]) -> None:
+    """How much is shown, and what runs the search.
+
+    Raises:
+        FieldError: For rows beyond every front, or workers of no engine.
+    """
+    if given["rows"] > MOST_ROWS:
+        raise FieldError("--rows", given["rows"], "is more than any front has",
+                         f"at most {MOST_ROWS:,}")  # fmt: skip
+    if given["workers"] is not None and given["engine"] == "here":
+        raise FieldError("--workers", given["workers"], "has no effect with --engine here",
+                         "use --engine pool")  # fmt: skip
 
 
 PASSED = (

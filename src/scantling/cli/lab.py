@@ -78,7 +78,7 @@ def _page(e: Any) -> Iterator[str]:
 @click.argument("name", metavar="NAME|STUDY.toml")
 @click.option("--budget", type=SECONDS, help="Time it may take, 8min: tokens are given up first, "
               "then shapes, never the third seed.")  # fmt: skip
-@click.option("--preset", default="quick", help="quick or standard.", show_default=True)
+@click.option("--preset", help="quick or standard, of an experiment; quick by default.")
 @click.option("--out", type=click.Path(path_type=Path), metavar="DIR",
               help=f"Where runs are kept, {FOLDER}/NAME-PRESET unless given; a study that was "
               "stopped goes on there.")  # fmt: skip
@@ -117,8 +117,8 @@ def run(name: str, out: Path | None, **given: Any) -> int:
     say = _say if not given["as_json"] else (lambda _: None)
     how = {k: given[k] for k in ("engine", "workers", "fresh")}
     if given["only_plan"]:
-        planned(study, runner, folder, budget_s=given["budget"], say=_say, **how)
-        return 0
+        one, _, _ = planned(study, runner, folder, budget_s=given["budget"], say=say, **how)
+        return _planned({"study": study.name, "plan": one}, given)
     with _progress() as progress:
         found = answer(study, runner, folder, budget_s=given["budget"], say=say,
                        progress=progress, **how)  # fmt: skip
@@ -143,19 +143,20 @@ def _runner(given: dict[str, Any]) -> Runner:
 
 def _ladder(name: str, out: Path | None, given: dict[str, Any]) -> int:
     """The same at three sizes: exit status 0 where a sign is stable, or turns."""
-    from scantling.lab.study.ladder import SEPARATE, SIZES, climb
+    from scantling.lab.study.ladder import SEPARATE, SIZES, climb, plans
     from scantling.lab.torch_needed import need_torch
 
     studies = {times: _changed(_study(name, given["preset"], times)[0], given) for times in SIZES}
     need_torch()
     folder = out or FOLDER / f"{_study(name, given['preset'])[1]}-ladder"
     say = _say if not given["as_json"] else (lambda _: None)
-    how = {k: given[k] for k in ("engine", "workers", "fresh", "only_plan")}
+    how = {k: given[k] for k in ("engine", "workers", "fresh")}
+    if given["only_plan"]:
+        each = plans(studies, _runner(given), folder, budget_s=given["budget"], say=say, **how)
+        return _planned({"study": studies[1].name, "plans": each}, given)
     with _progress() as progress:
         told = climb(studies, _runner(given), folder, budget_s=given["budget"], say=say,
                      progress=progress, **how)  # fmt: skip
-    if told is None:
-        return 0
     told = json.loads(json.dumps(told))
     written = _write(folder, told)
     if given["as_json"]:
@@ -168,14 +169,27 @@ def _ladder(name: str, out: Path | None, given: dict[str, Any]) -> int:
     return 0 if any(pair["kind"] in SEPARATE for pair in told["pairs"]) else 1
 
 
-def _study(name: str, preset: str, times: int = 1) -> tuple[Study, str]:
+def _planned(told: dict[str, Any], given: dict[str, Any]) -> int:
+    """A plan that is not run; people have been told its lines."""
+    from msgspec import to_builtins
+
+    if given["as_json"]:
+        show_json({"schema": 1, **to_builtins(told, str_keys=True)})
+    return 0
+
+
+def _study(name: str, preset: str | None, times: int = 1) -> tuple[Study, str]:
     """A study and the name of its folder."""
     if name.endswith(".toml"):
+        if preset is not None:
+            raise FieldError("--preset", preset, f"is of experiments; {name} has its own tokens "
+                             "and seeds", "give --tokens and --seeds")  # fmt: skip
         from scantling.lab.study.file import read_study
 
         return read_study(Path(name), times), Path(name).stem
     from scantling.lab.experiments.registry import experiment_of
 
+    preset = preset or "quick"
     return experiment_of(name).study(preset, times), f"{name}-{preset}"
 
 
@@ -258,6 +272,9 @@ def report(folder: Path, out: Path | None, as_json: bool) -> int:
         raise FieldError("lab report", str(folder), rule, hint) from None
     except (OSError, ValueError) as error:
         raise FieldError("lab report", str(folder), f"cannot be read: {error}") from None
+    if not isinstance(told, dict) or not told.keys() >= {"study", "headline"}:
+        raise FieldError("lab report", str(folder), "holds a result.json that is of no study",
+                         "give the folder of a study")  # fmt: skip
     if as_json:
         show_json(told)
         return 0

@@ -11,7 +11,13 @@ import click
 from scantling.errors import FieldError, ScantlingError
 from scantling.messages import in_language
 from scantling.spec import Spec, check, vary
-from scantling.units import parse_bytes, parse_context, parse_count, parse_seconds
+from scantling.units import (
+    parse_bytes,
+    parse_context,
+    parse_count,
+    parse_seconds,
+    parse_share,
+)
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -51,6 +57,7 @@ class Unit(click.ParamType[Any]):
 COUNT = Unit("count", parse_count)
 BYTES = Unit("bytes", parse_bytes)
 SECONDS = Unit("time", parse_seconds)
+SHARE = Unit("share", parse_share)
 CONTEXT = Unit("tokens", parse_context)
 
 assumed = click.option("--assume", is_flag=True, help="A model type in no table: go on past fields "
@@ -76,7 +83,9 @@ def workload(function: F) -> F:
 def hardware(function: F) -> F:
     """``--gpu --gpus --tokens``."""
     for option in (
-        click.option("--tokens", type=COUNT, help="Training tokens; 20 per parameter by default."),
+        click.option(
+            "--tokens", type=COUNT, help="Training tokens; 20 an active parameter by default."
+        ),
         click.option("--gpus", type=COUNT, help="Chips for training; 8 by default."),
         click.option("--gpu", help="Chip (scantling chips); h100-sxm by default."),
     ):

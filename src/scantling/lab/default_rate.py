@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from scantling.spec import Spec
+
+Param = Literal["sp", "mup", "completep"]
+"""Parametrisations, see ``lab.param``."""
 
 STEPS, WIDTH, RATE, MUP_RATE = 600, 64, 3e-3, 2.0**-7
 """The best rate of a small model was seen at 3e-3 for width 64 and 600 steps, 8e-3 for 200 steps,
 and to fall at least as fast as the inverse of the width."""
 
 
-def default_rate(spec: Spec, steps: int, param: str = "sp") -> float:
+def default_rate(spec: Spec, steps: int, param: Param = "sp") -> float:
     """The peak of a run, and the middle of a study's grid.
 
     Under the standard parametrisation 3e-3 (64 / D) (600 / steps)^0.9, with the steps held between

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from scantling.arith import round_up
 from scantling.costs.count import flops, parameters
 from scantling.errors import FieldError
 from scantling.lab.study.design import Shape
@@ -200,13 +199,3 @@ def equal_flops(shapes: Sequence[Shape], context: int = 64) -> tuple[Shape, ...]
     own = total(shapes, "flops", context)
     first = own[shapes[0].name]
     return tuple(replace(s, share=first / own[s.name]) for s in shapes)
-
-
-def rounded(d_ff: float) -> int:
-    """A feed-forward width as a multiple of 4.
-
-    Example:
-        >>> rounded(127.2)
-        128
-    """
-    return int(round_up(round(d_ff), STEP))

@@ -18,13 +18,14 @@ from torch.nn import functional
 from scantling.errors import FieldError
 from scantling.lab.attention import one_kernel
 from scantling.lab.augmented import Alternate, Streams
+from scantling.lab.default_rate import Param
 from scantling.lab.embedded import Embedded, Last
 from scantling.lab.flow import Flow, Kernel, Places, Watch
 from scantling.lab.grammar import buildable, learnable
 from scantling.lab.hyper import Merge
 from scantling.lab.made import Parts
 from scantling.lab.numerics import Numerics
-from scantling.lab.param import Kind, Parametrisation, initialise, optimizer_groups
+from scantling.lab.param import Parametrisation, initialise, optimizer_groups
 from scantling.lab.parts import Fused, Named, maybe
 from scantling.lab.stream import Branched, Side, streams
 from scantling.spec import (
@@ -276,7 +277,7 @@ class Decoder(nn.Module):
     """
 
     def __init__(
-        self, spec: Spec, param: Kind | Parametrisation = "sp", init_std: float | None = None,
+        self, spec: Spec, param: Param | Parametrisation = "sp", init_std: float | None = None,
         seed: int = 0, numerics: Numerics | None = None,
     ) -> None:  # fmt: skip
         buildable(spec)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,6 @@ from scantling.errors import FieldError, UnknownNameError
 from scantling.lab.feed import Routed
 from scantling.lab.parts import Fused
 
-Schedule = Literal["cosine", "wsd", "constant"]
 SCHEDULES = ("cosine", "wsd", "constant")
 OPTIMIZERS = ("adamw", "muon")
 DECAYED = 0.2

@@ -42,6 +42,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 from torch import Tensor, nn
 
+from scantling.lab.default_rate import Param
 from scantling.lab.numerics import Numerics
 from scantling.lab.parts import Fused
 from scantling.lab.recurrent import Convolution
@@ -51,7 +52,6 @@ from scantling.spec import DeepNorm, Spec
 if TYPE_CHECKING:
     from scantling.lab.model import Decoder
 
-Kind = Literal["sp", "mup", "completep"]
 Role = Literal["table", "hidden", "head", "vector"]
 MATRICES = {"up_EFD", "down_EDF", "select_hmi", "dt_up_hir", "gates_gbij", "group_gro", "near_cDD"}
 """Matrices side by side that are no product of their own."""
@@ -66,7 +66,7 @@ class Parametrisation(Struct, frozen=True, forbid_unknown_fields=True):
         (0.25, 1.0)
     """
 
-    kind: Kind = "sp"
+    kind: Param = "sp"
     base_width: int = 64
     base_depth: int = 4
     base_head: int = 16

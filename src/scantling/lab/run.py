@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import torch
@@ -19,15 +19,13 @@ from scantling.costs.train import Estimate
 from scantling.errors import FieldError, UnknownNameError
 from scantling.lab.data import describe
 from scantling.lab.data import task as task_of
-from scantling.lab.default_rate import default_rate
+from scantling.lab.default_rate import Param, default_rate
 from scantling.lab.optimizers import SCHEDULES
-from scantling.lab.param import Kind
 from scantling.lab.tasks import Task
 from scantling.spec import Spec, check
 
 Record = dict[str, Any]
 DTYPES = ("fp32", "bf16", "auto")
-PARAMS = ("sp", "mup", "completep")
 WARMUP = 0.05
 """Share of the steps."""
 
@@ -85,7 +83,7 @@ class TrainingRun:
     clip: float | None = 1.0
     rates: Mapping[str, float] = field(default_factory=dict)
     seed: int = 0
-    param: Kind = "sp"
+    param: Param = "sp"
     dtype: str = "fp32"
     compile: bool = False
     micro_batch: int | None = None
@@ -190,8 +188,8 @@ class TrainingRun:
             raise UnknownNameError("schedule", self.schedule, SCHEDULES)
         if self.dtype not in DTYPES:
             raise UnknownNameError("dtype", self.dtype, DTYPES)
-        if self.param not in PARAMS:
-            raise UnknownNameError("param", self.param, PARAMS)
+        if self.param not in get_args(Param):
+            raise UnknownNameError("param", self.param, get_args(Param))
         if self.optimizer == "muon" and self.param != "sp":
             raise FieldError("optimizer", "muon", f"has no rates for {self.param}", "use sp")
 

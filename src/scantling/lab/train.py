@@ -180,6 +180,10 @@ class Running:
         judged = {}
         if not self.why:
             judged = {name: self.judge(name) for name in ("choose", "report")}
+            if any(one["loss"] is None for one in judged.values()):  # the last step broke it
+                self.why = (f"the loss on held-back data is no number after step {self.steps} at "
+                            f"a learning rate of {self.run.peak_lr:g}")  # fmt: skip
+                judged = {}
         timed = self.times[FREE_STEPS:] or self.times
         found = Result(
             run=self.run, model=self.model, records=self.records, losses=self.losses,
@@ -341,7 +345,8 @@ class Running:
         known = [r for r in self.records if r.items() >= place.items()]
         if one := self.among.agreed(known[0] if known else None):
             return {name: value for name, value in one.items() if name not in place}
-        found = self.run.task.evaluate(self.model, held)
+        asked = self.run.task.evaluate(self.model, held)
+        found = {name: None if v is None else _finite(v) for name, v in asked.items()}
         self._tell({**place, **found})
         return found
 

@@ -19,8 +19,11 @@ if TYPE_CHECKING:
 
 SIZES = (1e3, 1e14)
 """The sizes looked through, in 6000 steps of 0.4 %; the least loss is then placed between them."""
-
-
+TOKENS_A_PARAMETER = 20
+"""Tokens of a run, and those losses are compared at, where none are asked for; of a mixture's run
+for each parameter that a token passes (``chinchilla2022``)."""
+REFERENCE_ASPECT = 64.0
+"""D/L of the shape that stands for a size; the laws' valley is flat around it."""
 FACTORS = (1 / 4, 1 / 2, 2.0, 4.0)
 """Sizes named beside an optimum, as multiples of it."""
 
@@ -75,7 +78,7 @@ class Spending(Struct, frozen=True, kw_only=True):
     unique: float | None = None
     context: float = 0.0
     vocab_size: float = 0.0
-    aspect: float = 64.0
+    aspect: float = REFERENCE_ASPECT
 
     def of(self, counts: str) -> Spending:
         """The same for a law whose N ``counts`` the body, or more than that: the head then too."""
@@ -139,7 +142,8 @@ def allocations() -> dict[str, Allocation]:
 
 def compute_optimal(
     name: str, flops: float, *, served: float = 0.0, unique: float | None = None,
-    context: float = 0.0, vocab_size: float = 0.0, aspect: float = 64.0, tolerance: float = 0.005,
+    context: float = 0.0, vocab_size: float = 0.0, aspect: float = REFERENCE_ASPECT,
+    tolerance: float = 0.005,
 ) -> Optimum:  # fmt: skip
     """Size and tokens of the least loss for a number of FLOPs.
 
@@ -304,7 +308,7 @@ def needed(name: str, asked: str, value: float, **given: Any) -> float:
     return high
 
 
-def floor(one: Law, aspect: float = 64.0, unique: float | None = None) -> float:
+def floor(one: Law, aspect: float = REFERENCE_ASPECT, unique: float | None = None) -> float:
     """The loss that endless parameters and tokens would leave, nats a token.
 
     Example:

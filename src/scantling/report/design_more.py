@@ -16,6 +16,7 @@ from scantling.report import depths, splits
 from scantling.search import Budget, Front, budget, candidate, design, explain
 from scantling.search.axis import AxisRow, along
 from scantling.search.candidate import Candidate, to_json
+from scantling.search.checked import LARGEST_MODEL
 from scantling.search.ladder import ladder, ladder_lines
 from scantling.search.like import like_budget, likeness
 from scantling.search.origin import Origin, restricted
@@ -66,6 +67,9 @@ def budget_of(ask: Ask, limits: Mapping[str, Any]) -> Budget:
     plain = limits.get("kind", "decoder") == "decoder" and not limits.get("schedule")
     if ask.ladder and not plain:
         raise FieldError("--ladder", None, "scales decoders whose layers are equally wide")
+    for size in ask.ladder:
+        if size > LARGEST_MODEL:
+            raise FieldError("--ladder", f"{size:.3g}", "is beyond every model", "at most 20T")
     if ask.depths and limits.get("kind", "decoder") != "decoder":
         raise FieldError("--depths", None, "needs a law, and none prices encoder-decoders")
     if ask.like is not None and ask.origin is not None:

@@ -16,11 +16,12 @@ from scantling.costs.depth import published_depths, width_law
 from scantling.costs.features import features
 from scantling.costs.rope import smallest_base
 from scantling.laws import Features, bounds
+from scantling.laws.optimum import TOKENS_A_PARAMETER
 from scantling.laws.vocabulary import best_vocabulary
 from scantling.report import svg
 from scantling.report.trends import Traits, released_traits
 from scantling.rules.setting import facts
-from scantling.rules.subject import TOKENS_A_PARAMETER, cache_per_token
+from scantling.rules.subject import cache_per_token
 from scantling.spec import Experts, Full, GroupedAttention, Rope, Spec
 from scantling.spec.vary import nodes
 

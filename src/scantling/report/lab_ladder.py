@@ -5,6 +5,9 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING, Any
 
+from rich import markup
+from rich.text import Text
+
 from scantling.report.lab_html import document
 from scantling.report.lab_svg import COLOURS, axis, line, opened, text, ticks
 from scantling.report.lab_text import number
@@ -35,18 +38,18 @@ def is_ladder(told: Told) -> bool:
 def print_ladder(out: Console, told: Told) -> None:
     """The answer, an effect for each pair and size, and what each size found alone."""
     measure = told["study"]["measure"]
-    out.print(f"[bold]{told['headline']}[/bold]", markup=True)
+    out.print(f"[bold]{markup.escape(told['headline'])}[/bold]")
     out.print()
     unit = "a / b" if measure["ratio"] else "a - b"
     shown = table(("a against b", "left"), *((s["body"], "right") for s in told["sizes"]),
                   ("sign", "left"))  # fmt: skip
     for pair in told["pairs"]:
         cells = (_cell(e, measure) for e in pair["effects"])
-        shown.add_row(f"{pair['a']} : {pair['b']}", *cells, pair["kind"])
+        shown.add_row(Text(f"{pair['a']} : {pair['b']}"), *cells, pair["kind"])
     show_table(out, shown)
     out.print(f"{measure['label']}, {unit}; ° not separated", markup=False)
     for text_ in (*trend_lines(told), *alone(told), *honest(told)):
-        out.print(text_, markup=False)
+        out.print(Text(text_))
 
 
 def _cell(e: dict[str, Any] | None, measure: dict[str, Any]) -> str:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from rich.markup import escape
+from rich.text import Text
+
 from scantling.report.text import show_table, table
 from scantling.sources import source
 from scantling.units import count_text
@@ -17,11 +20,11 @@ Found = dict[str, Any]
 
 def print_study(out: Console, found: Found) -> None:
     """The answer, the table with every seed, the verdicts, and what the design could resolve."""
-    out.print(f"[bold]{found['headline']}[/bold]", markup=True)
+    out.print(f"[bold]{escape(found['headline'])}[/bold]")
     out.print()
     show_table(out, _table(found))
     for line in (*verdict_lines(found), *honest_lines(found)):
-        out.print(line, markup=False)
+        out.print(Text(line))  # names of arms are no words to translate
 
 
 def _table(found: Found) -> Any:
@@ -45,7 +48,7 @@ def _table(found: Found) -> Any:
             value = f"{s['solved']} of {len(s['seeds'])} solved"
         edge = {"upper": " ≥?", "lower": " ≤?", None: ""}[s["edge"]]
         shown.add_row(
-            s["shape"], count_text(s["params"]["body"]),
+            Text(s["shape"]), count_text(s["params"]["body"]),
             *(_off(s["matched"].get(k)) for k in made_equal), count_text(s["tokens"]),
             _rates(s["rates"]), "" if s["rate"] is None else f"{s['rate']:g}{edge}",
             value, low_high, " ".join(number(v) for v in s["seeds"]) or "unresolved",
@@ -65,7 +68,7 @@ def _table_probed(found: Found) -> Any:
         if s["interval"] is not None:
             low_high = f"{number(s['interval']['low'])} … {number(s['interval']['high'])}"
             value = number(s["interval"]["value"])
-        shown.add_row(s["shape"], value, low_high,
+        shown.add_row(Text(s["shape"]), value, low_high,
                       " ".join(number(v) for v in s["seeds"]) or "unresolved",
                       *beside(s, also))  # fmt: skip
     return shown

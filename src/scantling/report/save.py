@@ -12,7 +12,7 @@ from scantling.formats.registry import export
 from scantling.report.design_html import page
 from scantling.report.figure import save_front
 from scantling.report.study_file import study_text
-from scantling.report.text import print_front
+from scantling.report.text import console, print_front
 from scantling.search import Candidate, Front, front_json, row_plans
 from scantling.search.candidate import hf_config
 
@@ -71,8 +71,6 @@ def save(
     Raises:
         FieldError: If the folder holds something else, or cannot be written.
     """
-    from rich.console import Console
-
     sections = list(more)
     try:
         for path in check_folder(folder):
@@ -102,7 +100,7 @@ def save(
         else:
             write("study.toml", study)
         with (folder / "report.txt").open("w", encoding="utf-8") as sink:
-            out = Console(file=sink, width=240, highlight=False, no_color=True, soft_wrap=True)
+            out = console(file=sink)
             print_front(out, front, REPORTED, plans)
             sink.writelines(f"\n{line}" for one in sections for line in (*one.lines, ""))
         written.append(folder / "report.txt")

@@ -280,11 +280,13 @@ def _print_relaxations(out: Console, found: dict[str, Any]) -> None:
         out.print(f"Or another size: {size} parameters keep every limit as it is (--params).")
     for row in found["binding"]:
         if row not in alone and row not in found["together"]:
-            out.print(row["limit"] if row["needed"] is None else _relaxed(row))
+            out.print(_relaxed(row))
 
 
 def _relaxed(row: dict[str, Any]) -> str:
     """A limit as it is and as it would have to be; in the unit of its option."""
+    if row["needed"] is None:
+        return str(row["limit"])
     return (f"{row['limit']}: {_amount(row['unit'], row['allowed'])} allowed, at least "
             f"{_amount(row['unit'], row['needed'])} needed")  # fmt: skip
 

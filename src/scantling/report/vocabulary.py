@@ -12,6 +12,7 @@ from scantling.errors import FieldError
 from scantling.laws import DEFAULT, Difference, law
 from scantling.laws.features import Features
 from scantling.laws.measured_text import Measured, measure_text
+from scantling.laws.optimum import REFERENCE_ASPECT, TOKENS_A_PARAMETER
 from scantling.laws.vocabulary import (
     SMALLEST,
     TIE_ABOVE,
@@ -30,9 +31,6 @@ from scantling.units import count_text
 OPTIONS = (32_768, 49_152, 65_536, 98_304, 131_072, 262_144)
 ALIGNMENT = 128
 """Rows of the table, for each rank, are a multiple of this: full tiles, and Megatron's padding."""
-REFERENCE_ASPECT = 64
-TOKENS_A_PARAMETER = 20
-"""Tokens at which what a smaller body costs is priced."""
 
 
 class Judged(NamedTuple):

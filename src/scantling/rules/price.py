@@ -11,8 +11,9 @@ from scantling.costs.features import features
 from scantling.errors import ScantlingError
 from scantling.hardware import Chip, chip
 from scantling.laws import Features, law, prior_terms
+from scantling.laws.optimum import TOKENS_A_PARAMETER
 from scantling.quantity import Quantity
-from scantling.rules.subject import TOKENS_A_PARAMETER, Subject
+from scantling.rules.subject import Subject
 from scantling.spec import Dense, Experts, Spec, Workload, check, vary
 from scantling.spec.vary import nodes
 

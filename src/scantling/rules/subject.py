@@ -21,14 +21,12 @@ from scantling.formats.checkpoint import Checkpoint
 from scantling.formats.declared import quantization
 from scantling.formats.hf.partial import Partial, partial
 from scantling.laws import Features
+from scantling.laws.optimum import TOKENS_A_PARAMETER
 from scantling.rules.setting import Setting
 from scantling.spec import Experts, GroupedAttention, LatentAttention, Spec, check
 from scantling.spec.vary import nodes
 
 T = TypeVar("T")
-
-TOKENS_A_PARAMETER = 20
-"""Tokens at which losses are compared where none are asked for (``chinchilla2022``)."""
 
 
 class Subject(Struct, kw_only=True, dict=True):

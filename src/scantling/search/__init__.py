@@ -69,6 +69,7 @@ class Front(Struct, frozen=True, kw_only=True):
     def spread(self, n: int = ROWS) -> list[int]:
         """Some candidates: the choice, both ends, and an even spread by loss between."""
         last = len(self.candidates) - 1
+        n = min(n, last + 2)  # all of them
         return sorted({round(i * last / max(n - 2, 1)) for i in range(n - 1)} | {self.choice})
 
 

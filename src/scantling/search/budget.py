@@ -15,6 +15,7 @@ from scantling.costs.estimate import NODE
 from scantling.errors import FieldError, nearest
 from scantling.hardware import MOST_GPUS, Chip, chip
 from scantling.laws import DEFAULT
+from scantling.laws.optimum import TOKENS_A_PARAMETER
 from scantling.search.checked import LARGEST_DEPTH, LARGEST_MODEL, check
 from scantling.search.kinds import OBJECTIVES, WINDOW, ratio_of
 from scantling.search.peers import sparse_specs, usual_active, usual_total
@@ -40,7 +41,7 @@ class Budget(Struct, frozen=True, kw_only=True):
 
     Args:
         params: Total parameters wanted.
-        tokens: Training tokens; 20 per parameter unless given.
+        tokens: Training tokens; 20 per (active) parameter unless given.
         flops: Training FLOPs; they give params (and tokens) where those are not given, attention
             in full and the head counted, and tokens beside params by 6 N D.
         vocab_size: Vocabulary.
@@ -235,7 +236,8 @@ def _trained(
 ) -> tuple[int, str]:
     """Training tokens of a size: of FLOPs that are given by 6 N D, of days by all that is done."""
     if work is None:
-        return 20 * int(passed), "20 per parameter"
+        kind = "active parameter" if given["moe"] else "parameter"
+        return TOKENS_A_PARAMETER * int(passed), f"{TOKENS_A_PARAMETER} per {kind}"
     if timed:
         found = tokens_of(work, passed, given["vocab_size"], given.get("train_context", 8192))
         return found, f"{found / 1e9:,.3g} B, what the FLOPs leave for it"

@@ -325,10 +325,10 @@ SHOWN = ("loss", "training_days", "kv_bytes_per_token", "decode_s")
 
 def _neighbour_text(n: Neighbour) -> str:
     loss = n.loss
-    parts = ["loss not priced"]
+    parts = ["not priced"]
     if loss is not None:
         half = ((loss.high or 0) - (loss.low or 0)) / 2
-        parts = [f"loss {loss.value:+.4f} ± {half:.4f}"]
+        parts = [f"{loss.value:+.4f} ± {half:.4f}"]
     changed = (("days", n.days), ("KV", n.kv), ("ms/token", n.decode), *n.more.items())
     for name, change in changed:
         if abs(change) >= 0.0005:
@@ -337,7 +337,7 @@ def _neighbour_text(n: Neighbour) -> str:
         sign = "+" if n.params > 0 else "-"
         parts.append(f"{sign}{count_text(abs(n.params))} parameters")
     shown = {True: "tied", False: "untied"}[n.value] if isinstance(n.value, bool) else n.value
-    text = f"{shown} instead: {', '.join(parts)}"
+    text = f"{shown} instead: loss {', '.join(parts)}"
     if n.note:
         text += f" ({n.note})"
     return f"{text}; breaks {' and '.join(n.breaks)}" if n.breaks else text

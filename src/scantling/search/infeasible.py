@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
+from scantling.search.axes import bounded_axes
 from scantling.search.objectives import limits
 from scantling.search.space import space
 from scantling.search.sweep import sweep
@@ -92,11 +93,12 @@ def _sizes(front: Front) -> list[dict[str, Any]]:
     found = []
 
     def add(limit: str, *, alone: bool, needed: int | None = None) -> None:
-        size = needed is not None
+        size, name = needed is not None, limit.partition(" ")[0]
+        bound = f"--bound {name}=low:high" if name in bounded_axes(b) else None
         found.append({
             "limit": limit, "allowed": b.params if size else None, "needed": needed,
             "alone": alone, "unit": "parameters" if size else None,
-            "option": "--params" if size else None,
+            "option": "--params" if size else bound,
         })  # fmt: skip
 
     for name, count in swept.removed.items():

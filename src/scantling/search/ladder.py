@@ -14,7 +14,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from scantling.arith import round_up
-from scantling.costs.count import parameters
+from scantling.costs.count import WidthLine, parameters, width_line
 from scantling.errors import FieldError
 from scantling.laws.hyperparameters import advice, batch_tokens
 from scantling.search.budget import Budget
@@ -71,7 +71,7 @@ def ladder(c: Candidate, sizes: Sequence[int]) -> tuple[Rung, ...]:
     H h/D, H/K and F/D lie nearest to the recipe's, by the sum of squared logarithms, the group
     counted a quarter. Head width, numbers of experts and vocabulary stay. Widths are multiples of
     128, of 64 below 1 B and of experts; heads split over a node from 1 B up. Embeddings are tied by
-    the rule unless the budget says; tokens a parameter stay.
+    the rule unless the budget says; tokens a parameter stay, those that the shape itself is given.
 
     Learning rates: the smallest rung has the rate that laws and practice give its size
     (``laws.hyperparameters.advice``). Going wider, matrices inside take it times D_0/D and
@@ -112,9 +112,10 @@ def ladder(c: Candidate, sizes: Sequence[int]) -> tuple[Rung, ...]:
 
 
 def _budget(c: Candidate, size: int) -> Budget:
-    """The budget of the recipe at another size: tokens a parameter stay."""
-    tokens = round(c.budget.tokens / float(c.counted.total) * size)
-    return replace(c.budget, params=size, tokens=max(1, tokens), flops=None)
+    """The budget of the recipe at another size: tokens a parameter stay, of each rung alike."""
+    tokens = round(float(c.features.tokens) / float(c.counted.total) * size)
+    return replace(c.budget, params=size, tokens=max(1, tokens), flops=None, equal="tokens",
+                   alike=None)  # fmt: skip
 
 
 def _why_not(c: Candidate, size: int) -> str:
@@ -156,46 +157,66 @@ def _shape(c: Candidate, size: int, field: str) -> Spec | None:
 
     given = {**c.dims(), field: int(read(c.spec, field))}
     wanted = _ratios(given, c.spec, field)
-    columns = _grid(c.spec, size, field, given, wanted)
-    score = sum(
-        WEIGHTS.get(k, 1.0) * np.log(v / wanted[k]) ** 2
-        for k, v in _ratios(columns, c.spec, field).items()
-    )
+    columns = _grid(c.spec, size, given, wanted)
     columns |= _with_width(c.spec, columns["d_model"], given["d_model"], field)
     best: tuple[float, Spec] | None = None
     for tied in (False, True) if c.budget.tied is None else (c.budget.tied,):
-        structure = replace(c.spec, tied=tied)
-        total: Any = parameters(vary(structure, **columns)).total
-        keep = np.abs(total / size - 1) <= c.budget.tolerance
+        line = width_line(vary(replace(c.spec, tied=tied), **columns), field)
+        keep, columns[field] = _width(
+            line, columns["d_model"] * wanted["F/D"], size, c.budget.tolerance, _step(size, field)
+        )
         if c.budget.tied is None:
             keep &= (columns["d_model"] * int(c.spec.vocab_size) > TIE_ABOVE * size) == tied
         if keep.any():
-            at = int(np.where(keep, score, np.inf).argmin())
+            ratios = _ratios({k: v[keep] for k, v in columns.items()}, c.spec, field)
+            score = sum(WEIGHTS.get(k, 1.0) * np.log(v / wanted[k]) ** 2 for k, v in ratios.items())
+            at = int(score.argmin())
             if best is None or score[at] < best[0]:
-                one = {k: int(v[at]) for k, v in columns.items()}
-                best = (float(score[at]), vary(structure, **one))
+                one = {k: int(v[keep][at]) for k, v in columns.items()}
+                best = (float(score[at]), vary(replace(c.spec, tied=tied), **one))
     return None if best is None else best[1]
 
 
+def _step(size: int, field: str) -> int:
+    """What widths of a feed-forward are multiples of."""
+    return 128 if size >= 10**9 and field == "d_ff" else 64
+
+
+def _width(
+    line: WidthLine, wanted: Any, size: int, tolerance: float, step: int
+) -> tuple[Any, Any]:  # fmt: skip
+    """Which rows have a width within the tolerance of a size, and the one nearest to the recipe's.
+
+    Between the widths of both ends of the tolerance the recipe's own is taken, else the nearer end.
+    """
+    import numpy as np
+
+    free = np.asarray(line.slope) > 0  # of few layers all may be dense
+    first, last = ((size * share - line.base) / np.where(free, line.slope, 1) / step
+                   for share in (1 - tolerance, 1 + tolerance))  # fmt: skip
+    first, last = np.ceil(first) * step, np.floor(last) * step
+    width = np.clip(np.round(wanted / step) * step, first, last)
+    keep = free & (first <= last) & (wanted / REACH <= width) & (width <= wanted * REACH)
+    return keep, np.where(keep, width, step).astype(np.int64)
+
+
 def _grid(
-    spec: Spec, size: int, field: str, given: dict[str, int], wanted: dict[str, float]
+    spec: Spec, size: int, given: dict[str, int], wanted: dict[str, float]
 ) -> dict[str, NDArray[np.int64]]:  # fmt: skip
-    """Columns of D, L, H, K and the solved width, with every ratio within reach of the recipe's."""
+    """Columns of D, L, H and K, with every ratio within reach of the recipe's."""
     import numpy as np
 
     large = size >= 10**9
-    step, even, over = (128 if large and field == "d_ff" else 64), (2 if large else 1), (
+    step, even, over = (128 if large else 64), (2 if large else 1), (
         8 if large and given["n_head"] % 8 == 0 else 1)  # fmt: skip
     # the body grows with D³ at one D/L; what the table takes of a small model moves it
     middle = given["d_model"] * (size / float(parameters(spec).total)) ** (1 / 3)
-    names = ["d_model", "n_layer", "n_head", "n_kv_head", field]
-    rows = [np.empty((0, 5), dtype=np.int64)]
-    for d in range(max(64, round_up(int(middle / 2), 64 if not large else 128)),
-                   int(middle * 1.5) + 64, 128 if large else 64):  # fmt: skip
+    names = ["d_model", "n_layer", "n_head", "n_kv_head"]
+    rows = [np.empty((0, 4), dtype=np.int64)]
+    for d in range(max(64, round_up(int(middle / 2), step)), int(middle * 1.5) + 64, step):
         layers = np.arange(*_reach(d / wanted["D/L"], even), even)
-        width = np.arange(*_reach(d * wanted["F/D"], step), step)
         for heads, groups in _heads(wanted["Hh/D"] * d / int(read(spec, "d_head")), over, given):
-            mesh = np.meshgrid([d], layers, [heads], [groups], width, indexing="ij")
+            mesh = np.meshgrid([d], layers, [heads], [groups], indexing="ij")
             rows.append(np.stack([m.ravel() for m in mesh], axis=1))
     table = np.concatenate(rows).astype(np.int64)
     if "n_kv_head" not in given:

@@ -19,6 +19,7 @@ from scantling.costs.quantize import released_scheme
 from scantling.errors import FieldError, UnknownNameError
 from scantling.hardware import MOST_GPUS, Chip, Cluster, cluster
 from scantling.laws.hyperparameters import batch_tokens, tuning_batch
+from scantling.laws.optimum import TOKENS_A_PARAMETER
 from scantling.spec import Spec, dimensions, has
 from scantling.spec.plan import Adapter, Recipe
 from scantling.units import count_text, parse_context, parse_count
@@ -46,7 +47,6 @@ RATES = {"fp8-block": "fp8", "mxfp8": "fp8", "nvfp4": "fp4"}
 NEEDS_BLOCK_SCALES = {"mxfp8", "nvfp4"}
 """Recipes that want tensor cores with a scale a block: the chips that have an FP4 rate."""
 
-TOKENS_PER_PARAMETER = 20
 CONTEXT, TUNING_CONTEXT = 8192, 2048
 """Tokens of a sequence where none are given, in pre-training and in fine-tuning: assumed."""
 GPUS_PER_NODE = 8
@@ -275,8 +275,8 @@ def _phases(
         count = 1_000_000
         assumed.append("tokens: 1 M")
     elif count is None:
-        count = TOKENS_PER_PARAMETER * int(parameters(spec).active)
-        assumed.append(f"tokens: {count_text(count)}, {TOKENS_PER_PARAMETER} an active parameter")
+        count = TOKENS_A_PARAMETER * int(parameters(spec).active)
+        assumed.append(f"tokens: {count_text(count)}, {TOKENS_A_PARAMETER} an active parameter")
     return (Phase(count, length),)
 
 

@@ -10,13 +10,11 @@ from scantling.costs.estimate import DAY_S, reference_mfu, training_mfu
 from scantling.errors import FieldError
 from scantling.hardware import Chip
 from scantling.laws import law
-from scantling.laws.optimum import Spending, shaped
+from scantling.laws.optimum import REFERENCE_ASPECT, Spending, shaped
 from scantling.laws.vocabulary import embedding_parameters
 from scantling.search.peers import quantile
 from scantling.spec import Spec
 
-REFERENCE_ASPECT = 64
-"""D/L of the shape that stands for a size; the law's valley is flat around it."""
 FULL = "attention in full and the head counted"
 """What FLOPs of a budget pay for, where they come from days or give the size."""
 DECADES = (5, 14)

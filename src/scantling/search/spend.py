@@ -11,7 +11,7 @@ from scantling.costs.estimate import DAY_S, Estimate
 from scantling.errors import FieldError
 from scantling.hardware import chip
 from scantling.laws import DEFAULT, LAWS
-from scantling.laws.optimum import Optimum, Spending, compute_optimal
+from scantling.laws.optimum import REFERENCE_ASPECT, Optimum, Spending, compute_optimal
 from scantling.laws.vocabulary import embedding_parameters
 from scantling.search import Candidate, budget, chosen
 from scantling.search.budget import LARGEST_MODEL
@@ -146,7 +146,9 @@ def _timed(name: str, given: Spending, machine: Machine, vocab_size: int | None)
                  share=trained / (float(time_s.value_s) * rate), note=note)  # fmt: skip
 
 
-def total_of(best: Optimum, vocab_size: int | None, aspect: float = 64.0) -> tuple[int, int]:
+def total_of(
+    best: Optimum, vocab_size: int | None, aspect: float = REFERENCE_ASPECT
+) -> tuple[int, int]:
     """All parameters of an optimum whose N may be the body, and the vocabulary meant.
 
     The table has V W parameters, twice where it is not tied, with W of ``laws.optimum.shaped``.

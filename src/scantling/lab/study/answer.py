@@ -132,7 +132,7 @@ def planned(
     if fresh and (folder / store.STUDY).exists():
         shutil.rmtree(folder)
     store.open_folder(folder, study)
-    n = workers or (1 if engine == "here" else executor.cores())
+    n = 1 if engine == "here" else workers or executor.cores()
     begun = time.monotonic()
     found = store.read(folder / store.PLAN, Plan)
     data = store.read(folder / store.DATA, dict[str, Data])

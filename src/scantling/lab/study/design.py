@@ -14,8 +14,8 @@ from msgspec.structs import replace
 from scantling.errors import FieldError, UnknownNameError
 from scantling.lab import stats
 from scantling.lab.corpus import GENERATED
-from scantling.lab.default_rate import default_rate
-from scantling.lab.study.trial import Param, Trial
+from scantling.lab.default_rate import Param, default_rate
+from scantling.lab.study.trial import Trial
 from scantling.lab.torch_needed import need_torch
 from scantling.spec import Spec
 

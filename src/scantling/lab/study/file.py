@@ -91,6 +91,9 @@ def _shapes(
 ) -> tuple[Shape, ...]:
     if ("iso" in told) == ("shapes" in told):
         raise FieldError("study", str(path), "must have either [iso] or [[shapes]]")
+    if "iso" in told and "scale" in told:
+        raise FieldError("scale", None, "makes [[shapes]] small, and [iso] makes shapes of its own",
+                         "give one of the two")  # fmt: skip
     if "iso" in told:
         given = _table(told, "iso")
         _known(given, ("n_layer", "body", "params", "flops", "time", "chip"), "iso.")
@@ -136,7 +139,8 @@ def _shape(one: dict[str, Any], folder: Path) -> Shape:
             spec = check(vary(spec, **given.pop("set")))
     except ScantlingError as error:
         raise FieldError("shapes.model", name, f"cannot be read: {error}") from None
-    return Shape(_as(one.get("name", Path(name).stem), str, "shapes.name"), spec, **given)
+    own = beside.stem if beside.is_file() else beside.name
+    return Shape(_as(one.get("name", own), str, "shapes.name"), spec, **given)
 
 
 def _count(value: Any, field: str) -> int:

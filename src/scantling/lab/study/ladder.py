@@ -15,7 +15,7 @@ from scantling.errors import FieldError
 from scantling.lab.study import store
 from scantling.lab.study.answer import Progress, Say, answer, planned, result_json
 from scantling.lab.study.design import Study
-from scantling.lab.study.plan import minutes
+from scantling.lab.study.plan import Plan, minutes
 from scantling.lab.study.trial import Runner
 from scantling.units import count_text
 
@@ -68,15 +68,12 @@ class Trend(Struct, frozen=True):
     """At each size, a against b; None where it is unresolved."""
 
 
-def climb(
+def plans(
     studies: Mapping[int, Study], runner: Runner, folder: Path, *, budget_s: float | None = None,
     engine: str = "pool", workers: int | None = None, fresh: bool = False,
-    only_plan: bool = False, say: Say = lambda _: None, progress: Progress | None = None,
-) -> Found | None:  # fmt: skip
-    """Run a study at every size, each with an equal share of the budget, and compare the answers.
-
-    Every size is a study in a folder of its own, so what is done is not run again. All are planned
-    before the first is run: a budget too short for the largest is told at once.
+    say: Say = lambda _: None,
+) -> dict[int, Plan]:  # fmt: skip
+    """The plan of every size, each with an equal share of the budget.
 
     Args:
         studies: By how many times larger they are than the first.
@@ -86,52 +83,71 @@ def climb(
         engine: As for ``answer``.
         workers: As for ``answer``.
         fresh: As for ``answer``.
-        only_plan: Show the plans and stop.
         say: As for ``answer``.
-        progress: As for ``answer``.
 
     Raises:
         FieldError: As ``answer``.
     """
-    each_s = None if budget_s is None else budget_s / len(studies)
-    how: dict[str, Any] = {"budget_s": each_s, "engine": engine, "workers": workers}
+    each_s, found = _share(budget_s, studies), {}
     for times, study in studies.items():
         say(f"×{times}:")
         try:
-            planned(study, runner, folder / f"x{times}", fresh=fresh, say=say, **how)
+            found[times], _, _ = planned(
+                study, runner, folder / f"x{times}", fresh=fresh, say=say, budget_s=each_s,
+                engine=engine, workers=workers,
+            )  # fmt: skip
         except FieldError as error:
             if budget_s is None or error.path != "budget":
                 raise
             raise FieldError("budget", minutes(budget_s), f"is {minutes(each_s or 0)} for each of "
                              f"{len(studies)} sizes, and at ×{times} that {error.rule}",
                              "give more, or fewer shapes")  from error  # fmt: skip
-    if only_plan:
-        return None
+    return found
+
+
+def climb(
+    studies: Mapping[int, Study], runner: Runner, folder: Path, *, budget_s: float | None = None,
+    engine: str = "pool", workers: int | None = None, fresh: bool = False,
+    say: Say = lambda _: None, progress: Progress | None = None,
+) -> Found:  # fmt: skip
+    """Run a study at every size and compare the answers; arguments as for ``plans``.
+
+    Every size is a study in a folder of its own, so what is done is not run again. All are planned
+    before the first is run: a budget too short for the largest is told at once.
+
+    Raises:
+        FieldError: As ``answer``.
+    """
+    how: dict[str, Any] = {"engine": engine, "workers": workers, "say": say}
+    plans(studies, runner, folder, budget_s=budget_s, fresh=fresh, **how)
     rungs = []
     for times, study in studies.items():
         say(f"×{times} of {', '.join(f'×{n}' for n in studies)}")
-        found = answer(study, runner, folder / f"x{times}", say=say, progress=progress, **how)
+        found = answer(study, runner, folder / f"x{times}", budget_s=_share(budget_s, studies),
+                       progress=progress, **how)  # fmt: skip
         rungs.append((times, msgspec.json.decode(msgspec.json.encode(result_json(found)))))
     told = compared(dict(rungs), labels(list(studies.values())))
     store.write(folder / store.RESULT, told)
     return told
 
 
+def _share(budget_s: float | None, studies: Mapping[int, Study]) -> float | None:
+    """Of each size."""
+    return None if budget_s is None else budget_s / len(studies)
+
+
 def labels(studies: Sequence[Study]) -> list[dict[str, str]]:
     """For each study, what its arms are called over all sizes.
 
-    Arms of one name at every size keep it; those of other names are told by their depths.
+    Arms keep their names; where no name stands at every size, as those that tell a width, their
+    depths name them.
     """
-    first = studies[0]
-    rows = [list(s.arms) for s in studies]
-    depths = [int(s.spec.n_layer) for s in first.shapes]
-    if all(row == rows[0] for row in rows):
-        common = rows[0]
-    elif len(set(depths)) == len(depths):
-        common = [f"{n} {'layer' if n == 1 else 'layers'}" for n in depths]
-    else:
-        common = rows[0]
-    return [dict(zip(row, common, strict=True)) for row in rows]
+    shared = set.intersection(*(set(s.arms) for s in studies))
+    if shared:
+        return [{name: name for name in s.arms} for s in studies]
+    depths = [int(one.spec.n_layer) for one in studies[0].shapes]
+    common = [f"{n} {'layer' if n == 1 else 'layers'}" for n in depths]
+    return [dict(zip(s.arms, common, strict=True)) for s in studies]
 
 
 def compared(rungs: Mapping[int, Found], names: Sequence[Mapping[str, str]]) -> Found:
@@ -139,10 +155,10 @@ def compared(rungs: Mapping[int, Found], names: Sequence[Mapping[str, str]]) -> 
     first = next(iter(rungs.values()))
     measure = first["study"]["measure"]
     by_pair = [_effects(found, of) for found, of in zip(rungs.values(), names, strict=True)]
-    arms = list(dict.fromkeys(names[0].values()))
+    arms = dict.fromkeys(name for of in names for name in of.values())
     sizes = [_body(found) for found in rungs.values()]
-    pairs = [p for p in itertools.combinations(arms, 2) if any(frozenset(p) in e for e in by_pair)]
-    trends = [_trend(p, [e.get(frozenset(p)) for e in by_pair], sizes, measure) for p in pairs]
+    trends = [_trend(p, [e.get(frozenset(p)) for e in by_pair], sizes, measure)
+              for p in itertools.combinations(arms, 2)]  # fmt: skip
     return {
         "schema": 1, "kind": KIND, "study": first["study"], "headline": _headline(trends),
         "sizes": [{"times": times, "body": size, "labels": dict(of), "result": found}

@@ -157,9 +157,12 @@ class Training:
                 measures = {"choose": judged["choose"]["loss"], **judged["report"]}
                 if trial.probe is not None:
                     measures |= _probed(trial, found)
-            known = {k: float(v) for k, v in measures.items() if v is not None}
+            given = {k: float(v) for k, v in measures.items() if v is not None}
+            known = {k: v for k, v in given.items() if math.isfinite(v)}
+            broken = (f"{k} is {v}" for k, v in given.items() if k not in known)
+            why = found.why or next(broken, None)
             seconds = shared_s + time.perf_counter() - begun
-            outcomes.append(Outcome(known, found.tokens, seconds, found.why or None, found.row()))
+            outcomes.append(Outcome(known, found.tokens, seconds, why, found.row()))
         return outcomes
 
     def _begin(self, trial: Trial) -> None:

@@ -6,15 +6,14 @@ import hashlib
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 from msgspec import Struct
 
+from scantling.lab.default_rate import Param
 from scantling.lab.version import code_version
 from scantling.spec import Spec
-
-Param = Literal["sp", "mup", "completep"]
 
 
 class Trial(Struct, frozen=True):

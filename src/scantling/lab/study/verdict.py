@@ -167,8 +167,7 @@ def verdicts(study: Study, arms: Sequence[Arm]) -> list[Verdict]:
     adjusted = stats.holm([c.p for c in contrasts])
     found = []
     for (a, b), c, p in zip(pairs, contrasts, adjusted, strict=True):
-        sd = (_paired_sd if paired else _spread_of)(a, b, study.measure)
-        found.append(_verdict(a, b, c, p, study.measure, sd, len(pairs)))
+        found.append(_verdict(a, b, c, p, study.measure, len(pairs), paired=paired))
     for a, b in asked:
         doubts = [f"{x.shape} {x.unresolved}" for x in (a, b) if x.unresolved is not None]
         if doubts:
@@ -185,10 +184,8 @@ def spread(study: Study, arms: Sequence[Arm]) -> float | None:
     return stats.pooled(known) if known else None
 
 
-def _spread_of(a: Arm, b: Arm, measure: Measure) -> float | None:
+def _spread_of(a: Arm, b: Arm, measure: Measure) -> float:
     """The same of two arms alone: others may be noisier."""
-    if measure.solved is not None:
-        return None
     scale = _scale(measure)
     return stats.pooled([[scale(v) for v in one.seeds] for one in (a, b)])
 
@@ -233,7 +230,7 @@ def _contrast(a: Arm, b: Arm, measure: Measure, *, paired: bool) -> Contrast:
 
 
 def _verdict(
-    a: Arm, b: Arm, c: Contrast, p: float, measure: Measure, sd: float | None, tests: int
+    a: Arm, b: Arm, c: Contrast, p: float, measure: Measure, tests: int, *, paired: bool
 ) -> Verdict:
     if measure.ratio:
         size = f"×{math.exp(abs(c.difference)):.3g} (×÷ {math.exp(c.half_width):.3g})"
@@ -246,12 +243,13 @@ def _verdict(
     if p < LEVEL:
         text = f"{a.shape} {measure.word} than {b.shape} by {size}"
         return Verdict(a.shape, b.shape, "better", text, *told, p)
-    if sd is None:
+    if measure.solved is not None:
         most, one, other = SEEDS_OF_SHARES, _share(a), _share(b)
         needed = stats.seeds_needed_for_shares(one, other, tests, most)
     else:
         most = SEEDS
-        needed = stats.seeds_needed(sd, c.difference, tests, most)
+        sd, free = (_paired_sd, stats.PAIRED) if paired else (_spread_of, stats.WELCH)
+        needed = stats.seeds_needed(sd(a, b, measure), c.difference, tests, most, free)
     if needed is None:
         seeds = f"over {most:,} seeds"
     else:
