@@ -3,6 +3,7 @@
 import contextlib
 
 import pytest
+from msgspec.structs import replace
 
 import lab_specs
 from scantling.errors import FieldError
@@ -17,6 +18,7 @@ from scantling.spec import (
     GroupedAttention,
     Handed,
     Head,
+    HyperConnections,
     Indexer,
     LatentAttention,
     Layer,
@@ -30,6 +32,7 @@ from scantling.spec import (
     Spec,
     Stack,
 )
+from scantling.spec.vary import rewrite
 
 torch = pytest.importorskip("torch", reason="the lab's model needs torch")
 torch.set_num_threads(1)
@@ -129,6 +132,27 @@ def test_what_a_structure_forbids_is_one_line(spec, change, words):
         pass
     with pytest.raises(FieldError, match=words):
         materialise(model, change)
+
+
+def test_a_last_mix_of_another_number_of_streams_is_not_cut_out():
+    """The last mix is of as many streams as the first layer has: 2, and 3 without it."""
+    kinds = [replace(stack_of(Dense(24)).decoder.kinds[0], name=f"of {n}") for n in (2, 3)]
+    kinds = [
+        rewrite(
+            k,
+            lambda x, n=n: (
+                replace(x, residual=HyperConnections(n, constrained=True))
+                if isinstance(x, Block)
+                else x
+            ),
+        )
+        for k, n in zip(kinds, (2, 3), strict=True)
+    ]
+    stack = Stack(tuple(kinds), (Run(("of 2", "of 3"), 2),), Norm())
+    model = Decoder(replace(stack_of(Dense(24)), decoder=stack))
+
+    with pytest.raises(FieldError, match=r"layers that are left do not read decoder\.merge"):
+        materialise(model, DropLayers((0,)))
 
 
 def test_heads_that_cannot_be_masked_have_no_sensitivity():

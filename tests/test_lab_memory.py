@@ -9,8 +9,10 @@ from allocations import peaks
 from scantling import catalog, vary
 from scantling.costs.plain_peak import works_on
 from scantling.costs.ranks import placed_operators
+from scantling.costs.states import states
 from scantling.lab.shrink import shrink
 from scantling.spec import (
+    Audio,
     Experts,
     GatedDelta,
     GroupedAttention,
@@ -25,9 +27,9 @@ from scantling.spec.vary import nodes
 torch = pytest.importorskip("torch", reason="the lab's model needs torch")
 torch.set_num_threads(1)
 
-from scantling.lab.expected import Watched, memory  # noqa: E402 - only where torch is
+from scantling.lab.expected import Watched, memory, recipe  # noqa: E402 - only where torch is
 from scantling.lab.model import Decoder  # noqa: E402
-from scantling.lab.optimizers import optimizers  # noqa: E402
+from scantling.lab.optimizers import Muon, optimizers  # noqa: E402
 
 STRUCTURES = random.Random(20).sample(range(4000), 20)
 NAMES = ["gpt2", "qwen3-0.6b", "gemma-2-2b", "olmo2-7b", "mixtral-8x7b", "deepseek-v2-lite",
@@ -153,6 +155,24 @@ def test_named_models_made_small_are_within_a_tenth(name):
     said = memory(spec, BATCH, TOKENS, "fp32").total
 
     assert said == pytest.approx(measured(spec), rel=0.1)
+
+
+@pytest.mark.parametrize("structure", range(0, 60, 3))
+def test_muon_has_the_matrices_that_the_costs_say_it_has(structure):
+    """Two moments a weight, one where Muon moves it: convolutions over all channels, not depthwise.
+
+    But for the convolutions that read sound, which the lab leaves to AdamW.
+    """
+    spec = lab_specs.spec(structure)
+    if any(isinstance(n, Audio) for _, n in nodes(spec)):
+        pytest.skip("reads sound")
+    model = Decoder(spec)
+    made = optimizers(model, model.groups(1e-3), "muon", {})
+    held = sum(p.numel() * (1 if isinstance(one, Muon) else 2)
+               for one in made for group in one.param_groups for p in group["params"])  # fmt: skip
+
+    ops = placed_operators(spec, Plan(), 8)
+    assert states(ops, Plan(), recipe("fp32", "muon")).optimizer == 4 * held
 
 
 def test_muon_makes_five_of_its_largest_matrix():

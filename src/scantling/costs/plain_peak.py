@@ -22,7 +22,7 @@ from scantling.arith import maximum, minimum, product
 from scantling.costs.activations import item
 from scantling.costs.plain import leaf, steps
 from scantling.costs.ranks import Placed
-from scantling.costs.states import size_of
+from scantling.costs.states import size_of, turned
 from scantling.spec import Spec
 from scantling.spec.plan import Recipe
 
@@ -95,7 +95,7 @@ def moments(spec: Spec, ops: tuple[Placed, ...], recipe: Recipe, *, held: bool) 
     yield Moment("backward", stream + maximum(left, 0), 0, weights, again + small)
     yield Moment("optimizer step", 0, 0, weights, small)
     if recipe.optimizer == "muon":  # after AdamW, whose weights have no gradients any more
-        moved = sum((_bytes(p, each) for p in ops if _is_turned(p)), start=0)
+        moved = sum((t.size() * each for p in ops for t in p.op.tensors if turned(p, t)), start=0)
         yield Moment("optimizer step", 0, 0, moved, small + works_on(ops, each))
 
 
@@ -197,11 +197,6 @@ def tables(ops: tuple[Placed, ...]) -> Any:
     return sum(found.values(), start=0)
 
 
-def _is_turned(placed: Placed) -> bool:
-    """Whether Muon is for an operator's weights: for the matrices of the layers."""
-    return placed.op.kind == "matmul" and placed.layer != ""
-
-
 def works_on(ops: tuple[Placed, ...], each: Any) -> Any:
     """What Muon makes of its largest matrix; fused AdamW makes nothing.
 
@@ -211,11 +206,11 @@ def works_on(ops: tuple[Placed, ...], each: Any) -> Any:
     four of r × r are made.
     """
     most: Any = 0
-    for placed in filter(_is_turned, ops):
+    for placed in ops:
         op = placed.op
         copies: Any = 1 if op.experts is None else op.experts
         held: Any = copies * op.n * op.k
-        for t in (t for t in op.tensors if len(t.shape) == 2):
+        for t in (t for t in op.tensors if turned(placed, t)):
             n, square = copies * t.each(), copies * minimum(*t.shape) ** 2
             most = maximum(most, held + maximum(4 * n + square, 2 * n + 4 * square))
             held = held + n

@@ -43,6 +43,12 @@ BLOCK_8BIT = 256
 """Elements of an 8-bit moment that share an fp32 scale."""
 
 
+def turned(placed: Placed, t: Tensor) -> bool:
+    """Whether Muon is for a tensor: for matrices of products but the head's; not for tables."""
+    matrix = len(t.shape) >= 2 and not t.name.endswith("_bias")
+    return matrix and placed.op.kind == "matmul" and not placed.op.name.endswith(".lm_head")
+
+
 @remembered(
     lambda ops, plan, recipe: (
         id(ops), plan.zero, plan.zero_ranks, plan.tp, plan.ep, plan.expert_tp, recipe,
@@ -56,7 +62,7 @@ def states(ops: tuple[Placed, ...], plan: Plan, recipe: Recipe) -> States:
         AdamW        master + 2 moments            (mixed: 2 + 4 + 4 + 8 = 18 in all)
         8-bit AdamW  master + 2 × 1, and 2 × 4/256 of scales
         Adafactor    master + (out + in) / (out × in) × 4, no first moment
-        Muon         master + 1 moment for matrices of the layers, 2 for all else
+        Muon         master + 1 moment for matrices of products but the head's, 2 for all else
         SGD          master + 0: no momentum
     """
     dense, expert = _Count(), _Count()
@@ -92,7 +98,7 @@ class _Count:
         self.all: Any = 0
         self.trained: Any = 0
         self.matrices: Any = 0
-        """Trained elements of matrices in the layers."""
+        """Trained elements that Muon makes orthogonal."""
         self.factors: Any = 0
         """Elements of the rows and columns that stand for each trained tensor."""
 
@@ -104,7 +110,7 @@ class _Count:
             self.frozen = self.frozen + product(n, frozen_bytes(t, placed, recipe.adapter))
         elif not t.buffer and recipe.optimizer != "none":
             self.trained = self.trained + n
-            if recipe.optimizer == "muon" and len(t.shape) >= 2 and placed.layer:
+            if recipe.optimizer == "muon" and turned(placed, t):
                 self.matrices = self.matrices + n
             if recipe.optimizer == "adafactor":
                 self.factors = self.factors + _factors(t)

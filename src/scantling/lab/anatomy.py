@@ -202,10 +202,12 @@ def put_together(before: Decoder, layers: Sequence[HeldLayer], spec: Spec) -> De
     model.to(before.table.weight.device, before.table.weight.dtype)
     inside = "decoder.layers."
     rest = {k: v for k, v in before.state_dict().items() if not k.startswith(inside)}
-    missing, left = model.load_state_dict(rest, strict=False)
-    if left:
-        raise FieldError("layers", None, f"that are left do not read {min(left)}",
+    now = model.state_dict()
+    odd = [k for k, v in rest.items() if k not in now or now[k].shape != v.shape]
+    if odd:
+        raise FieldError("layers", None, f"that are left do not read {min(odd)} as it is",
                          "change them while the model only runs")  # fmt: skip
+    missing, _ = model.load_state_dict(rest, strict=False)
     assert all(name.startswith(inside) for name in missing), missing
     with torch.no_grad():
         for new, old in zip(model.layers, layers, strict=True):

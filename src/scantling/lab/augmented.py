@@ -195,22 +195,22 @@ class Neighbours(nn.Module):
         super().__init__()
         self.act, wide = activation(c.activation), int(c.d_conv) - 1
         self.padding = (wide, 0) if causal else (wide // 2, wide - wide // 2)
-        self.weight = nn.Parameter(torch.empty(d_model, d_model, int(c.d_conv)))
+        self.near_cDD = nn.Parameter(torch.empty(int(c.d_conv), d_model, d_model))
         self.bias = nn.Parameter(torch.zeros(d_model))
 
     def start(self, fill: Fill) -> None:
         """As the product it is."""
-        fill(self.weight, self.weight[0].numel(), "out")
+        fill(self.near_cDD, self.near_cDD[:, 0].numel(), "out")
 
     def named(self) -> Named:
         """Its weights by their names in ``ops``."""
-        yield from (("conv", self.weight), ("conv_bias", self.bias))
+        yield from (("conv", self.near_cDD.permute(1, 2, 0)), ("conv_bias", self.bias))
 
     def forward(self, x_BTD: Tensor, flow: Flow, path: str) -> Tensor:
         """The same shape back."""
         entered_BTD = x_BTD if flow.entered_BTD is None else flow.entered_BTD
         made_BDT = functional.conv1d(
-            functional.pad(entered_BTD.mT, self.padding), self.weight, self.bias
+            functional.pad(entered_BTD.mT, self.padding), self.near_cDD.permute(1, 2, 0), self.bias
         )
         out_BTD: Tensor = self.act(made_BDT.mT)
         if flow.watch is not None:

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from scantling.lab.model import Decoder
 
 Role = Literal["table", "hidden", "head", "vector"]
-MATRICES = {"up_EFD", "down_EDF", "select_hmi", "dt_up_hir", "gates_gbij", "group_gro"}
+MATRICES = {"up_EFD", "down_EDF", "select_hmi", "dt_up_hir", "gates_gbij", "group_gro", "near_cDD"}
 """Matrices side by side that are no product of their own."""
 
 
