@@ -102,9 +102,17 @@ def print_front(
     for text in b.assumed:
         out.print(f"[dim]assumed {text}[/dim]")
     c = front.chosen
-    show_table(out, _front_table(front, rows, plans))
-    if common := _common_text(front, rows):
-        out.print(f"[dim]every row: {common}[/dim]")
+    shown = [*(front.candidates[i] for i in front.spread(rows)), *front.baselines]
+    codes = {id(one): dict.fromkeys(f["code"].lower() for f in findings(one)) for one in shown}
+    common = [code for code in codes[id(c)] if all(code in own for own in codes.values())]
+    show_table(out, _front_table(front, rows, plans, {
+        at: [code for code in own if code not in common] for at, own in codes.items()
+    }))  # fmt: skip
+    if common:
+        far = [one.extrapolation for one in shown]
+        said = f"extrapolated ×{min(far):.1f} to ×{max(far):.1f}"
+        found = ", ".join(common).replace("law-extrapolated", said)
+        out.print(f"[dim]every row: {found}[/dim]")
     how = "planned: days by the fastest split that fits" if b.chips_given else (
         "only ▶ is planned, --gpus plans every row")  # fmt: skip
     out.print(
@@ -150,7 +158,9 @@ def _alike(front: Front) -> str:
     return f"wall-clock ({b.alike / 86400:.3g} days)"
 
 
-def _front_table(front: Front, rows: int, plans: dict[str, Plans | None]) -> Table:
+def _front_table(
+    front: Front, rows: int, plans: dict[str, Plans | None], codes: dict[int, list[str]]
+) -> Table:
     params = "params / active" if front.budget.moe else "params"
     listed = [("vocab", "right")] if "vocab_size" in front.budget.listed else []
     heads = "H×h, rank" if front.budget.mixer == "mla" else "H/K×h"
@@ -161,40 +171,22 @@ def _front_table(front: Front, rows: int, plans: dict[str, Plans | None]) -> Tab
         ("KV/token", "right"), ("ms/token", "right"), ("D/L", "right"), ("F/D", "right"),
         ("findings", "left"),
     )  # fmt: skip
-    common = _common(front, rows)
     for i in front.spread(rows):
         style = "bold" if i == front.choice else None
-        row = _row(front.candidates[i], front.chosen, plans, common)
+        row = _row(front.candidates[i], front.chosen, plans, codes)
         found.add_row("▶" if i == front.choice else "", *row[1 - len(listed) :], style=style)
     found.add_section()
     for c in front.baselines:
-        row = _row(c, front.chosen, plans, common)
+        row = _row(c, front.chosen, plans, codes)
         found.add_row(c.name, *row[1 - len(listed) :], style="dim")
     return found
 
 
-def _codes(c: Candidate) -> list[str]:
-    return list(dict.fromkeys(f["code"].lower() for f in findings(c)))
-
-
-def _shown(front: Front, rows: int) -> list[Candidate]:
-    return [*(front.candidates[i] for i in front.spread(rows)), *front.baselines]
-
-
-def _common(front: Front, rows: int) -> list[str]:
-    """Findings of every row, which are said once below the table."""
-    every = [_codes(c) for c in _shown(front, rows)]
-    return [code for code in _codes(front.chosen) if all(code in codes for codes in every)]
-
-
-def _common_text(front: Front, rows: int) -> str:
-    far = [c.extrapolation for c in _shown(front, rows)]
-    said = f"extrapolated ×{min(far):.1f} to ×{max(far):.1f}"
-    return ", ".join(_common(front, rows)).replace("law-extrapolated", said)
-
-
 def _row(
-    c: Candidate, reference: Candidate, plans: dict[str, Plans | None], common: list[str]
+    c: Candidate,
+    reference: Candidate,
+    plans: dict[str, Plans | None],
+    codes: dict[int, list[str]],
 ) -> list[str]:
     own = [plan_cell(plans.get(c.name))] if c.budget.chips_given else []
     delta = "0" if c is reference else "not priced"
@@ -206,14 +198,14 @@ def _row(
     if c.counted.active != c.counted.total:
         params += f" / {count_text(float(c.counted.active))}"
     shape = c.shape()
-    codes = ", ".join(code for code in _codes(c) if code not in common)
+    said = ", ".join(codes[id(c)])
     if c.extrapolation > 1:
-        codes = codes.replace("law-extrapolated", f"extrapolated ×{c.extrapolation:.1f}")
+        said = said.replace("law-extrapolated", f"extrapolated ×{c.extrapolation:.1f}")
     return [
         f"{int(c.spec.vocab_size):,}", layers_cell(c.spec), heads_cell(c.spec), ffn_cell(c.spec),
         params, delta, f"{c.days:.3g}", *own,
         bytes_text(c.kv_bytes_per_token), f"{float(c.decode.value_s) * 1e3:.2f}",
-        f"{shape['D/L']:.0f}", f"{shape['F/D']:.2f}" if "F/D" in shape else "", codes,
+        f"{shape['D/L']:.0f}", f"{shape['F/D']:.2f}" if "F/D" in shape else "", said,
     ]  # fmt: skip
 
 
