@@ -123,7 +123,7 @@ def test_names_of_shapes_are_shown_as_they_are_written(typed, tmp_path):
     rows = [line.strip() for line in told.splitlines() if re.search(r"[+-]\d.\d%", line)]
     assert len(rows) == 2
     assert {row.startswith(("linear [/b] ", "none ")) for row in rows} == {True}
-    assert re.search(r"^  (linear \[/b\] and none|none and linear \[/b\]): ", told, re.MULTILINE)
+    assert re.search(r"^  (linear \[/b\] 与 none|none 与 linear \[/b\])：", told, re.MULTILINE)
 
 
 def test_a_preset_beside_a_file_of_ones_own_is_refused(typed, tmp_path):

@@ -2,8 +2,10 @@
 
 import json
 import random
+import re
 
 import pytest
+from msgspec import to_builtins
 from msgspec.structs import replace
 
 from fake_runs import Fake
@@ -13,6 +15,7 @@ from scantling.lab.match import equal_flops, small
 from scantling.lab.study import Measure, Pace, Rates, Shape, answer, result_json
 from scantling.lab.study.plan import plan
 from scantling.lab.study.verdict import Arm, headline, spread, verdicts
+from scantling.messages import use_language
 from scantling.report.lab_text import explained, honest_lines
 from test_lab_study import study
 
@@ -193,3 +196,68 @@ def test_bits_a_byte_of_tokens_whose_bytes_nobody_knows_are_refused(ask):
 
     with pytest.raises(FieldError, match="measure bits_per_byte is not known of fake; use loss"):
         ask(study(1, 2, measure=Measure("bits_per_byte", "bits a byte")), Numbers())
+
+
+# ---------------------------------------------------------------- in Chinese
+
+HOSTILE = ("none", "tied, wider body", "better than full", "2 layers")
+"""Names that are words of sentences, or hold the marks between them."""
+
+
+@pytest.fixture
+def chinese():
+    """Text in Chinese for one test."""
+    use_language("zh")
+    yield
+    use_language("en")
+
+
+@pytest.mark.usefixtures("chinese")
+@pytest.mark.parametrize(
+    "measure",
+    [
+        Measure(),
+        Measure("spread", "gradients apart, ×", "lower", "more alike", ratio=True),
+        Measure("accuracy", "share of digits right", "higher", solved=0.9),
+    ],
+    ids=lambda m: m.name,
+)
+def test_what_a_study_says_is_chinese_but_for_the_names(ask, measure):
+    """Drawn at random: better, level and unresolved arms in every order, as a report tells them."""
+    found, draw = ask(study(1, 2, 4, 8)), random.Random(3)
+    first = found["shapes"][0]
+    reasons = [
+        "edge: its best rate 0.01 is the highest tried",
+        "time was up after 2 of 3 seeds",
+        "2 of 3 seeds did not train",
+        "3 of 3 seeds failed at every rate: the loss is nan at step 9 at a learning rate of 0.1",
+    ]
+    for _ in range(60):
+        arms = []
+        for name in HOSTILE:
+            middle = draw.choice([0.2, 0.3, 0.9])
+            seeds = tuple(middle + draw.uniform(0, 0.05) for _ in range(4))
+            solved = None if measure.solved is None else sum(v >= measure.solved for v in seeds)
+            why = draw.choice(reasons) if draw.random() < 0.2 else None
+            interval = stats.mean_interval(seeds)
+            arms.append(Arm(name, 0.1, (0.1,), (1.0,), None, seeds, interval, {}, solved, why))
+        asked = replace(study(1, 2), measure=measure)
+        told = verdicts(asked, arms)
+        shapes = [first | {"shape": a.shape, "unresolved": a.unresolved} for a in arms]
+        said = json.loads(
+            json.dumps(
+                {
+                    **found,
+                    "study": found["study"] | {"measure": to_builtins(measure)},
+                    "shapes": shapes,
+                    "verdicts": to_builtins(told),
+                    "headline": headline(asked, arms, told),
+                }
+            )
+        )
+        for paragraph in [*dict(explained(said))["What was found"], *honest_lines(said)]:
+            left = paragraph
+            for name in (*HOSTILE, "Linux", "Python", "grammar", "nan", "token"):
+                left = left.replace(name, "")
+            left = left.replace(said["study"]["data"], "").replace(said["machine"], "")
+            assert not re.search("[a-z]{2,} [a-z]{2,}|(than|is|and) ", left), paragraph

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from scantling.errors import FieldError
@@ -32,6 +32,10 @@ WORDS = re.compile(r"\b[a-z]{2,} [a-z]{2,}\b(?![-_])")
 """Words; a field of a template that holds some which nobody knows was not put in by it."""
 FIRST = r"([^\s;(]*)"
 """Of two fields side by side the first is one word: ``{}{}`` is a value and what is added to it."""
+MARK = 0xE000
+"""The first of the letters for private use, which stand for names."""
+CLAUSE = re.compile(r"; (?![^()]*\))")
+"""Between clauses, outside brackets."""
 DEEPEST = 12
 """Templates within templates that are looked for."""
 
@@ -154,6 +158,56 @@ def _pieces(text: str, depth: int) -> str | None:
     return None
 
 
+def with_names(text: str, kept: Mapping[str, str], *, clauses: bool = False) -> str:
+    """Text in the language chosen, with names that people gave in it, which may be any words.
+
+    Args:
+        text: English, as it would be printed.
+        kept: What stands in it as one piece, and what that is in the language chosen: a name
+            itself.
+        clauses: Whether its clauses are looked up one by one.
+
+    Example:
+        >>> names = {"none": "none", "full": "full"}
+        >>> use_language("zh"); with_names("not separated: none, full", names); use_language("en")
+        '未分出高下：none、full'
+    """
+    if _chosen[0] == "en" or not kept or has_message(text):
+        return in_language(text)
+    names = sorted(kept, key=lambda name: -len(name))
+    one = "|".join(map(re.escape, names))
+    hidden = re.sub(rf"(?<![\w-])(?:{one})(?![\w-])", lambda m: chr(MARK + names.index(m[0])), text)
+    last = f"[{chr(MARK)}-{chr(MARK + len(names))}]"
+    begins = rf"{last}(?: (?:\w+|{last}))? (?:than|over|at) "
+    hidden = re.sub(rf"({last}), (?={last})(?!{begins})", r"\1、", hidden)
+    parts = CLAUSE.split(hidden) if clauses else [hidden]
+    others = [*map(in_language, parts)]
+    if parts == others and re.search("[a-z]{2}", hidden):
+        return in_language(text)  # a name that is a word of the sentence itself
+    told = re.sub(f"(?<={last}); (?={last})", "；", "；".join(others))
+    return re.sub(last, lambda m: kept[names[ord(m[0]) - MARK]], told)
+
+
+def one_after_another(*sentences: str) -> str:
+    """Sentences of the language chosen as one text.
+
+    Example:
+        >>> one_after_another("One.", "Two.")
+        'One. Two.'
+    """
+    return ("" if _chosen[0] == "zh" else " ").join(sentences)
+
+
+def ended(text: str) -> str:
+    """A text of the language chosen as a sentence.
+
+    Example:
+        >>> ended("It holds")
+        'It holds.'
+    """
+    return f"{text}{'。' if _chosen[0] == 'zh' else '.'}"
+
+
 def has_message(template: str, name: str = "zh") -> bool:
     """Whether the catalogue has a text or a template, spaces around it left out.
 
@@ -174,4 +228,7 @@ def translated(value: Any) -> Any:
     return in_language(value) if isinstance(value, str) else value
 
 
-__all__ = ["LANGUAGES", "has_message", "in_language", "language", "translated", "use_language"]
+__all__ = [
+    "LANGUAGES", "ended", "has_message", "in_language", "language", "one_after_another",
+    "translated", "use_language", "with_names",
+]  # fmt: skip

@@ -15,6 +15,7 @@ from scantling.cli.lab_probe import probe
 from scantling.cli.lab_train import train
 from scantling.cli.options import COUNT, SECONDS, ListFirst, as_json, show_json
 from scantling.errors import FieldError
+from scantling.messages import in_language, with_names
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -57,21 +58,23 @@ def listing(names: tuple[str, ...], as_json: bool) -> int:
         return 0
     wide = max(len(e.name) for e in chosen)
     for e in chosen:
-        click.echo(f"{e.name:<{wide}}  {e.title} (about {e.minutes:g} min)")
-    click.echo("\nscantling lab run depth-width --budget 8min; minutes are of two idle cores")
+        click.echo(f"{e.name:<{wide}}  {in_language(f'{e.title} (about {e.minutes:g} min)')}")
+    end = "\nscantling lab run depth-width --budget 8min; minutes are of two idle cores"
+    click.echo(in_language(end))
     return 0
 
 
 def _page(e: Any) -> Iterator[str]:
     from scantling.sources import source
 
-    study = e.study()
-    yield f"{e.name}: {e.title}\n"
+    study, say = e.study(), in_language
+    sources = "; ".join(f"{one.title}, {one.where}" for one in map(source, study.sources))
+    yield f"{e.name}: {say(e.title)}\n"
     yield e.page + "\n"
-    yield f"{'Shapes' if study.probed is None else 'Arms'}: {', '.join(study.arms)}"
-    yield f"Expected: {study.expected}"
-    yield f"Sources: {'; '.join(f'{one.title}, {one.where}' for one in map(source, study.sources))}"
-    yield study.caveat + "\n"
+    yield say("Shapes: {}" if study.probed is None else "Arms: {}").format(", ".join(study.arms))
+    yield say("Expected: {}").format(say(study.expected))
+    yield say("Sources: {}").format(sources)
+    yield say(study.caveat) + "\n"
 
 
 @lab.command("run")
@@ -114,7 +117,7 @@ def run(name: str, out: Path | None, **given: Any) -> int:
 
     runner = _runner(given)
     folder = out or FOLDER / own
-    say = _say if not given["as_json"] else (lambda _: None)
+    say = _teller(study, given)
     how = {k: given[k] for k in ("engine", "workers", "fresh")}
     if given["only_plan"]:
         one, _, _ = planned(study, runner, folder, budget_s=given["budget"], say=say, **how)
@@ -128,7 +131,8 @@ def run(name: str, out: Path | None, **given: Any) -> int:
         show_json(told)
     else:
         _show(told)
-        click.echo(f"\n{written[0]} explains it; {folder / 'runs.jsonl'} is for laws fit", err=True)
+        end = f"\n{written[0]} explains it; {folder / 'runs.jsonl'} is for laws fit"
+        click.echo(in_language(end), err=True)
     return 0 if found.resolved else 1
 
 
@@ -149,7 +153,7 @@ def _ladder(name: str, out: Path | None, given: dict[str, Any]) -> int:
     studies = {times: _changed(_study(name, given["preset"], times)[0], given) for times in SIZES}
     need_torch()
     folder = out or FOLDER / f"{_study(name, given['preset'])[1]}-ladder"
-    say = _say if not given["as_json"] else (lambda _: None)
+    say = _teller(studies[1], given)
     how = {k: given[k] for k in ("engine", "workers", "fresh")}
     if given["only_plan"]:
         each = plans(studies, _runner(given), folder, budget_s=given["budget"], say=say, **how)
@@ -163,9 +167,8 @@ def _ladder(name: str, out: Path | None, given: dict[str, Any]) -> int:
         show_json(told)
     else:
         _show(told)
-        click.echo(
-            f"\n{written[0]} explains it; each size has its own folder in {folder}", err=True
-        )
+        end = f"\n{written[0]} explains it; each size has its own folder in {folder}"
+        click.echo(in_language(end), err=True)
     return 0 if any(pair["kind"] in SEPARATE for pair in told["pairs"]) else 1
 
 
@@ -205,8 +208,12 @@ def _changed(study: Study, given: dict[str, Any]) -> Study:
     return replace(study, **changes).check()
 
 
-def _say(line: str) -> None:
-    click.echo(line, err=True)
+def _teller(study: Study, given: dict[str, Any]) -> Callable[[str], None]:
+    """Tells people what a study does; nobody where JSON is asked for."""
+    names = {name: name for name in study.arms}
+    if given["as_json"]:
+        return lambda _: None
+    return lambda line: click.echo(with_names(line, names), err=True)
 
 
 def _show(told: dict[str, Any]) -> None:
@@ -236,7 +243,7 @@ def _told_as(told: dict[str, Any]) -> _As:
 
 def _write(folder: Path, told: dict[str, Any]) -> list[Path]:
     """The report beside the runs: a page, a text, a figure."""
-    from rich.console import Console
+    from scantling.report.text import console
 
     how = _told_as(told)
     html, text, svg = (folder / name for name in ANSWER_FILES)
@@ -244,10 +251,9 @@ def _write(folder: Path, told: dict[str, Any]) -> list[Path]:
         html.write_text(how.page(told), encoding="utf-8")
         svg.write_text(how.figure(told), encoding="utf-8")
         with text.open("w", encoding="utf-8") as sink:
-            out = Console(file=sink, width=200, highlight=False, no_color=True, soft_wrap=True)
-            how.show(out, told)
-            sink.writelines(f"\n{title}\n{''.join(f'  {p}{chr(10)}' for p in paragraphs)}"
-                            for title, paragraphs in how.explained(told))  # fmt: skip
+            how.show(console(file=sink, width=200, no_color=True), told)
+            for title, paragraphs in how.explained(told):
+                sink.write("\n".join(["", in_language(title), *(f"  {p}" for p in paragraphs), ""]))
     except OSError as error:
         raise FieldError("--out", str(folder), f"cannot be written: {error.strerror}") from None
     return [html, text, svg]
@@ -286,14 +292,14 @@ def report(folder: Path, out: Path | None, as_json: bool) -> int:
             raise FieldError("--out", str(out), f"cannot be written: {error.strerror}") from None
         written.append(out)
     for title, paragraphs in _told_as(told).explained(told):
-        click.echo(title)
+        click.echo(in_language(title))
         for paragraph in paragraphs:
             click.echo(f"  {paragraph}")
         click.echo()
         if title == "What was found":
             _show(told)
             click.echo()
-    click.echo("wrote " + ", ".join(map(str, written)), err=True)
+    click.echo(in_language(f"wrote {', '.join(map(str, written))}"), err=True)
     return 0
 
 
@@ -320,6 +326,6 @@ def _progress() -> Iterator[Callable[[int, int], None] | None]:
     def line(done: int, total: int) -> None:
         if time.monotonic() - told[0] >= 60:
             told[0] = time.monotonic()
-            click.echo(f"{done} of {total} runs", err=True)
+            click.echo(in_language(f"{done} of {total} runs"), err=True)
 
     yield line

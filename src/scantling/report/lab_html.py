@@ -5,8 +5,9 @@ from __future__ import annotations
 from html import escape
 from typing import Any
 
+from scantling.messages import in_language, language, with_names
 from scantling.report.lab_svg import figure
-from scantling.report.lab_text import beside, explained, number, ranked
+from scantling.report.lab_text import beside, explained, kept, number, ranked
 from scantling.units import count_text
 
 STYLE = """
@@ -31,14 +32,15 @@ def page(found: dict[str, Any]) -> str:
         body = "".join(f"<p>{escape(p)}</p>" for p in paragraphs)
         if title == "What was found":
             body += figure(found) + _table(found)
-        sections.append(f"<h2>{escape(title)}</h2>{body}")
-    return document(study["name"], found["headline"], "".join(sections))
+        sections.append(f"<h2>{escape(in_language(title))}</h2>{body}")
+    answer = with_names(found["headline"], kept(found), clauses=True)
+    return document(study["name"], answer, "".join(sections))
 
 
 def document(name: str, headline: str, sections: str) -> str:
     """A page with its answer on top."""
     return f"""<!doctype html>
-<html lang="en">
+<html lang="{language()}">
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
@@ -59,7 +61,7 @@ def _table(found: dict[str, Any]) -> str:
     if found["study"].get("probed"):
         return _rows(["", measure["label"], "each seed", *(m["label"] for m in also)], [
             (s, [s["shape"], "" if s["interval"] is None else number(s["interval"]["value"]),
-                 " ".join(number(v) for v in s["seeds"]) or str(s["unresolved"]),
+                 " ".join(number(v) for v in s["seeds"]) or in_language(str(s["unresolved"])),
                  *beside(s, also)]) for s in ranked(found)
         ])  # fmt: skip
     heads = ["shape", "layers × width", "body", "tokens", "train FLOPs a token", "best rate",
@@ -71,7 +73,7 @@ def _table(found: dict[str, Any]) -> str:
             s["shape"], f"{s['n_layer']} × {s['d_model']}", count_text(s["params"]["body"]),
             count_text(s["tokens"]), count_text(s["train_flops_per_token"]),
             "" if s["rate"] is None else f"{s['rate']:g}", value,
-            " ".join(number(v) for v in s["seeds"]) or str(s["unresolved"]),
+            " ".join(number(v) for v in s["seeds"]) or in_language(str(s["unresolved"])),
             *(" ".join(number(v) for v in s["also"].get(m["name"], ())) for m in also),
         ]  # fmt: skip
         rows.append((s, cells))
@@ -84,5 +86,5 @@ def _rows(heads: list[str], rows: list[tuple[dict[str, Any], list[str]]]) -> str
         dim = ' class="dim"' if s["unresolved"] else ""
         inside = "".join(f"<td>{escape(c)}</td>" for c in cells)
         lines.append(f"<tr{dim}>{inside}</tr>")
-    head = "".join(f"<th>{escape(h)}</th>" for h in heads)
+    head = "".join(f"<th>{escape(in_language(h))}</th>" for h in heads)
     return f"<table><tr>{head}</tr>{''.join(lines)}</table>"

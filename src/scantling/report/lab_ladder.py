@@ -5,12 +5,12 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from rich import markup
 from rich.text import Text
 
+from scantling.messages import ended, in_language, with_names
 from scantling.report.lab_html import document
 from scantling.report.lab_svg import COLOURS, axis, line, opened, text, ticks
-from scantling.report.lab_text import number
+from scantling.report.lab_text import kept, number, own, words
 from scantling.report.text import show_table, table
 from scantling.sources import source
 from scantling.units import count_text
@@ -38,18 +38,33 @@ def is_ladder(told: Told) -> bool:
 def print_ladder(out: Console, told: Told) -> None:
     """The answer, an effect for each pair and size, and what each size found alone."""
     measure = told["study"]["measure"]
-    out.print(f"[bold]{markup.escape(told['headline'])}[/bold]")
+    out.print(Text(with_names(told["headline"], _names(told), clauses=True), style="bold"))
     out.print()
-    unit = "a / b" if measure["ratio"] else "a - b"
     shown = table(("a against b", "left"), *((s["body"], "right") for s in told["sizes"]),
                   ("sign", "left"))  # fmt: skip
     for pair in told["pairs"]:
         cells = (_cell(e, measure) for e in pair["effects"])
         shown.add_row(Text(f"{pair['a']} : {pair['b']}"), *cells, pair["kind"])
     show_table(out, shown)
-    out.print(f"{measure['label']}, {unit}; ° not separated", markup=False)
+    out.print(Text(_unit(told, "° not separated")))
     for text_ in (*trend_lines(told), *alone(told), *honest(told)):
         out.print(Text(text_))
+
+
+def _names(told: Told) -> dict[str, str]:
+    """What is one piece of a sentence over all sizes, as ``kept`` is at one."""
+    names = [
+        *(p[k] for p in told["pairs"] for k in ("a", "b")),
+        *(s["body"] for s in told["sizes"]),
+    ]
+    return {one: in_language(one) for one in words(told)} | {name: name for name in names}
+
+
+def _unit(told: Told, rest: str) -> str:
+    """The measure and what is done with two of it."""
+    measure = told["study"]["measure"]
+    line_ = f"{measure['label']}, {'a / b' if measure['ratio'] else 'a - b'}; {rest}"
+    return with_names(line_, {measure["label"]: own(measure["label"])})
 
 
 def _cell(e: dict[str, Any] | None, measure: dict[str, Any]) -> str:
@@ -63,15 +78,17 @@ def _cell(e: dict[str, Any] | None, measure: dict[str, Any]) -> str:
 
 def trend_lines(told: Told) -> list[str]:
     """A line for each pair."""
-    return [f"  {pair['text']}" for pair in told["pairs"]]
+    return [f"  {with_names(pair['text'], _names(told), clauses=True)}" for pair in told["pairs"]]
 
 
 def alone(told: Told) -> list[str]:
     """What each size says by itself."""
-    return [
-        f"{s['body']}: {s['result']['headline']} ({count_text(s['result']['plan']['tokens'])} "
-        f"tokens a run)" for s in told["sizes"]
-    ]  # fmt: skip
+    lines = []
+    for s in told["sizes"]:
+        answer = with_names(s["result"]["headline"], kept(s["result"]), clauses=True)
+        run = in_language(f"({count_text(s['result']['plan']['tokens'])} tokens a run)")
+        lines.append(f"{s['body']}: {answer} {run}")
+    return lines
 
 
 def honest(told: Told) -> list[str]:
@@ -79,16 +96,19 @@ def honest(told: Told) -> list[str]:
     results = [s["result"] for s in told["sizes"]]
     minutes = sum(r["seconds"] for r in results) / 60
     lost = [f"{s['body']}: {text}" for s in told["sizes"] for text in s["result"]["plan"]["shrunk"]]
-    lines = [f"To fit the budget, {one}." for one in lost]
-    lines.append(
+    names = {name: name for r in results for name in (s["shape"] for s in r["shapes"])}
+    data = {told["study"]["data"]: told["study"]["data"]}
+    lines = [with_names(f"To fit the budget, {one}.", names) for one in lost]
+    rest = (
         f"{results[0]['plan']['seeds']} seeds, data {told['study']['data']}, "
         f"{results[0]['machine']}, {minutes:.1f} min. Larger models saw no more tokens than small "
         "ones, so they are the less trained."
     )
+    lines.append(with_names(rest, data))
     if told["study"]["caveat"]:
-        lines.append(told["study"]["caveat"])
-    lines.append("Three sizes a factor of 16 apart say which way a sign moves, not where it ends.")
-    return lines
+        lines.append(own(told["study"]["caveat"]))
+    rule = "Three sizes a factor of 16 apart say which way a sign moves, not where it ends."
+    return [*lines, in_language(rule)]
 
 
 def explained(told: Told) -> list[tuple[str, list[str]]]:
@@ -99,17 +119,17 @@ def explained(told: Told) -> list[tuple[str, list[str]]]:
         f"The same study at {len(told['sizes'])} sizes, bodies of about {sizes} parameters, each "
         "with its own learning rates, seeds and verdicts, and an equal share of the time."
     )
+    answer = ended(with_names(told["headline"], _names(told), clauses=True))
     sources = [f"{one.title}, {one.where}" for one in map(source, study["sources"])]
     return [
-        ("The question", [study["question"], "And does the answer keep its sign as models grow?"]),
-        ("What was done", [
-            done,
+        ("The question", [
+            own(study["question"]), in_language("And does the answer keep its sign as models grow?")
         ]),
-        ("What was found", [f"{told['headline']}.", *(t.strip() for t in trend_lines(told)),
-                            *alone(told)]),
-        ("How to read it", list(READ)),
-        ("What was to be expected", [study["expected"] or "Nothing was written down before.",
-                                     *sources]),
+        ("What was done", [in_language(done)]),
+        ("What was found", [answer, *(t.strip() for t in trend_lines(told)), *alone(told)]),
+        ("How to read it", [*map(in_language, READ)]),
+        ("What was to be expected",
+         [own(study["expected"] or "Nothing was written down before."), *sources]),
         ("What it does not say", honest(told)),
     ]  # fmt: skip
 
@@ -134,7 +154,8 @@ def figure(told: Told) -> str:
     for j, pair in enumerate(pairs):
         y = top + row * j
         parts.append(text(left - 12, y + row / 2, f"{pair['a']} : {pair['b']}", "end"))
-        parts.append(text(left - 12, y + row / 2 + 14, pair["kind"], "end", "#5c6b78"))
+        parts.append(text(left - 12, y + row / 2 + 14, in_language(pair["kind"]), "end",
+                          "#5c6b78"))  # fmt: skip
         for i, e in enumerate(pair["effects"]):
             if e is None:
                 continue
@@ -146,7 +167,7 @@ def figure(told: Told) -> str:
                 f'<circle cx="{x:.1f}" cy="{at:.1f}" r="4" stroke="{COLOURS[i]}" fill="{inside}" '
                 'stroke-width="2"/>'
             )
-    said = f"{measure['label']}, {'a / b' if log else 'a - b'}; filled: separated"
+    said = _unit(told, "filled: separated")
     parts += [text(left, height - 8, said, colour="#5c6b78"), "</svg>"]
     return "\n".join(parts) + "\n"
 
@@ -164,5 +185,6 @@ def page(told: Told) -> str:
         body = "".join(f"<p>{escape(p)}</p>" for p in paragraphs)
         if title == "What was found":
             body += figure(told)
-        sections.append(f"<h2>{escape(title)}</h2>{body}")
-    return document(told["study"]["name"], told["headline"], "".join(sections))
+        sections.append(f"<h2>{escape(in_language(title))}</h2>{body}")
+    answer = with_names(told["headline"], _names(told), clauses=True)
+    return document(told["study"]["name"], answer, "".join(sections))

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections.abc import Callable
 from html import escape
 from typing import Any
 
+from scantling.messages import in_language
 from scantling.report.lab_text import number, ranked
 
-LETTER = 6.9
-"""Width of a letter at most, on average; longer names widen the figure."""
+LETTER, SQUARE = 6.9, 12.0
+"""Widths of a letter at most, on average, and of a Chinese one; longer names widen the figure."""
 WIDTH, LEFT, ROW, TOP = 940, 190, 30, 34
 SPLIT = 520
 """Where the panel of seeds ends and that of rates begins."""
@@ -22,7 +24,7 @@ def figure(found: dict[str, Any]) -> str:
     """Left: dots are seeds, bars 95 % intervals. Right: the loss that each rate was chosen by."""
     shapes = ranked(found)
     height = TOP + ROW * max(len(shapes), 7) + 44
-    more = max(0, round(LETTER * max(len(_told(s)) for s in shapes)) + 14 - LEFT)
+    more = max(0, round(max(_wide(_told(s)) for s in shapes)) + 14 - LEFT)
     parts = [
         *opened(WIDTH + more, height, -more),
         *_seeds(found, shapes), *_sweep(shapes, height), "</svg>",
@@ -33,6 +35,10 @@ def figure(found: dict[str, Any]) -> str:
 def _told(s: dict[str, Any]) -> str:
     """A shape's name, and why nothing may be said of it."""
     return f"{s['shape']} ({_why(s)})" if s["unresolved"] else str(s["shape"])
+
+
+def _wide(said: str) -> float:
+    return sum(LETTER if ord(c) < 0x2E80 else SQUARE for c in said)
 
 
 def opened(width: int, height: int, left: int = 0) -> tuple[str, str]:
@@ -69,9 +75,9 @@ def axis(values: list[float], start: float, end: float, *, log: bool) -> Callabl
 def _seeds(found: dict[str, Any], shapes: list[dict[str, Any]]) -> list[str]:
     measure = found["study"]["measure"]
     known = [v for s in shapes for v in s["seeds"]]
-    parts = [text(LEFT, 18, f"{measure['label']}: each seed, mean and 95 %")]
+    parts = [text(LEFT, 18, in_language(f"{measure['label']}: each seed, mean and 95 %"))]
     if not known:
-        return [*parts, text(LEFT, TOP + 20, "nothing to show")]
+        return [*parts, text(LEFT, TOP + 20, in_language("nothing to show"))]
     wilson = measure["solved"] is not None
     ends = (
         []
@@ -100,7 +106,7 @@ def _seeds(found: dict[str, Any], shapes: list[dict[str, Any]]) -> list[str]:
 
 
 def _why(s: dict[str, Any]) -> str:
-    return str(s["unresolved"]).split(":", maxsplit=1)[0][:22]
+    return re.split("[:：]", in_language(str(s["unresolved"])), maxsplit=1)[0][:22]
 
 
 def ticks(values: list[float], *, log: bool) -> list[float]:
@@ -127,7 +133,8 @@ def _sweep(shapes: list[dict[str, Any]], height: float) -> list[str]:
     values = sorted(v for _, v in points)
     top = min(values[-1], values[0] + 4 * (values[len(values) // 2] - values[0]) + 1e-9)
     down = axis([values[0], top], base - 6, TOP, log=False)
-    parts = [text(start, 18, "loss by learning rate, on the slice for choices; rings: chosen")]
+    said = in_language("loss by learning rate, on the slice for choices; rings: chosen")
+    parts = [text(start, 18, said)]
     for v in ticks([values[0], top], log=False):
         parts += [line(start, down(v), end, down(v), "#e5e9ed"),
                   text(start - 6, down(v) + 4, number(v), "end", "#5c6b78")]  # fmt: skip

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
-from rich.markup import escape
 from rich.text import Text
 
+from scantling.messages import (
+    ended,
+    has_message,
+    in_language,
+    one_after_another,
+    with_names,
+)
 from scantling.report.text import show_table, table
 from scantling.sources import source
 from scantling.units import count_text
@@ -20,11 +27,34 @@ Found = dict[str, Any]
 
 def print_study(out: Console, found: Found) -> None:
     """The answer, the table with every seed, the verdicts, and what the design could resolve."""
-    out.print(f"[bold]{escape(found['headline'])}[/bold]")
+    out.print(Text(with_names(found["headline"], kept(found), clauses=True), style="bold"))
     out.print()
     show_table(out, _table(found))
     for line in (*verdict_lines(found), *honest_lines(found)):
         out.print(Text(line))  # names of arms are no words to translate
+
+
+def kept(found: Found) -> dict[str, str]:
+    """What is one piece of a sentence: names, which stay, and what is told in the language.
+
+    That is why an arm is unresolved, and a measure's word of more than one.
+    """
+    told = {str(s["unresolved"]) for s in found["shapes"] if s["unresolved"]} | words(found)
+    return {one: in_language(one) for one in told} | {
+        s["shape"]: s["shape"] for s in found["shapes"]
+    }
+
+
+def words(found: Found) -> set[str]:
+    """What a verdict calls better, where that is several words."""
+    word = found["study"]["measure"]["word"]
+    return {word} if " " in word else set()
+
+
+def own(text: str) -> str:
+    """A text of the study's author: in the language chosen where all of it is known."""
+    told = in_language(text)
+    return told if has_message(text) or not re.search("[a-z]{3}", told) else text
 
 
 def _table(found: Found) -> Any:
@@ -118,17 +148,17 @@ def verdict_lines(found: Found) -> list[str]:
     """One line a pair; what is better first."""
     order = ["better", "not separated", "unresolved"]
     chosen = sorted(found["verdicts"], key=lambda v: order.index(v["kind"]))
-    lines = []
+    lines, names = [], kept(found)
     for v in chosen:
-        p = "" if v["p"] is None else f"  (p {v['p']:.2g} over all pairs)"
-        lines.append(f"  {v['text']}{p}")
+        p = "" if v["p"] is None else in_language(f"  (p {v['p']:.2g} over all pairs)")
+        lines.append(f"  {with_names(v['text'], names, clauses=True)}{p}")
     return lines
 
 
 def honest_lines(found: Found) -> list[str]:
     """What the design could see, and what the answer rests on."""
     study, plan = found["study"], found["plan"]
-    first = next(iter(found["data"].values()))
+    first, data = next(iter(found["data"].values())), {study["data"]: study["data"]}
     lines = []
     if found["resolvable"] is not None:
         ratio = study["measure"]["ratio"]
@@ -159,10 +189,11 @@ def honest_lines(found: Found) -> list[str]:
         f"Data {study['data']} ({first['hash'][:12]}), {' to '.join({per[0]: 0, per[-1]: 0})} "
         f"tokens a parameter, {found['machine']}, {found['seconds'] / 60:.1f} min."
     )
+    lines = [with_names(one, kept(found) | data) for one in lines]
     if study["caveat"]:
-        lines.append(study["caveat"])
-    lines.append("Results at this size do not transfer to large models by themselves.")
-    return lines
+        lines.append(own(study["caveat"]))
+    rule = "Results at this size do not transfer to large models by themselves."
+    return [*lines, in_language(rule)]
 
 
 def _made_equal(shapes: list[dict[str, Any]]) -> str:
@@ -188,9 +219,13 @@ READ = (
 
 
 def explained(found: Found) -> list[tuple[str, list[str]]]:
-    """The study for someone who did not run it: sections with their paragraphs."""
+    """The study for someone who did not run it: sections with their paragraphs.
+
+    Paragraphs are in the language chosen, titles in English: they are what sections are known by.
+    """
     study, plan, shapes = found["study"], found["plan"], found["shapes"]
     measure, rates = study["measure"], study["rates"]
+    data, label = {study["data"]: study["data"]}, {measure["label"]: own(measure["label"])}
     names = ", ".join(s["shape"] for s in shapes)
     grid = (
         f"Each was trained at {rates['n']} learning rates a factor of {rates['step']:g} apart; "
@@ -211,28 +246,37 @@ def explained(found: Found) -> list[tuple[str, list[str]]]:
         f"{', on logarithms' if measure['ratio'] else ''}."
     )  # fmt: skip
     runs = (
-        f"{grid} {plan['seeds']} seeds each, {count_text(plan['tokens'])} tokens a run of "
+        f"{plan['seeds']} seeds each, {count_text(plan['tokens'])} tokens a run of "
         f"{study['data']}, batch {study['batch']} × {study['context']} tokens."
     )
+    runs = with_names(runs, data)
+    done = f"{len(shapes)} shapes: {names}; {_made_equal(shapes)}."
     sources = [f"{one.title}, {one.where}" for one in map(source, study["sources"])]
     return [
-        ("The question", [study["question"]]),
+        ("The question", [own(study["question"])]),
         ("What was done", [
-            f"{len(shapes)} shapes: {names}; {_made_equal(shapes)}.",
-            runs, f"{judged} {tests}",
+            with_names(done, kept(found)), one_after_another(in_language(grid), runs),
+            one_after_another(with_names(judged, label), in_language(tests)),
         ]),
-        ("What was found", [f"{found['headline']}.", *(v.strip() for v in verdict_lines(found))]),
-        ("How to read it", list(READ)),
-        ("What was to be expected", [study["expected"] or "Nothing was written down before.",
-                                     *sources]),
+        _found(found),
+        ("How to read it", [*map(in_language, READ)]),
+        ("What was to be expected",
+         [own(study["expected"] or "Nothing was written down before."), *sources]),
         ("What it does not say", honest_lines(found)),
     ]  # fmt: skip
+
+
+def _found(found: Found) -> tuple[str, list[str]]:
+    """The answer and every verdict."""
+    answer = ended(with_names(found["headline"], kept(found), clauses=True))
+    return "What was found", [answer, *(v.strip() for v in verdict_lines(found))]
 
 
 def _explained_probed(found: Found) -> list[tuple[str, list[str]]]:
     """The same of a study that looks at one trained model in several ways."""
     study, plan, shapes = found["study"], found["plan"], found["shapes"]
     one, measure = shapes[0], study["measure"]
+    data, label = {study["data"]: study["data"]}, {measure["label"]: own(measure["label"])}
     done = (
         f"{plan['seeds']} models of {one['n_layer']} layers × {one['d_model']} "
         f"({count_text(one['params']['total'])} parameters) were trained, alike but for the seed, "
@@ -247,10 +291,10 @@ def _explained_probed(found: Found) -> list[tuple[str, list[str]]]:
     )
     sources = [f"{s.title}, {s.where}" for s in map(source, study["sources"])]
     return [
-        ("The question", [study["question"]]),
-        ("What was done", [done, tests]),
-        ("What was found", [f"{found['headline']}.", *(v.strip() for v in verdict_lines(found))]),
-        ("How to read it", list(READ[:2])),
-        ("What was to be expected", [study["expected"], *sources]),
+        ("The question", [own(study["question"])]),
+        ("What was done", [with_names(done, kept(found) | data), with_names(tests, label)]),
+        _found(found),
+        ("How to read it", [*map(in_language, READ[:2])]),
+        ("What was to be expected", [own(study["expected"]), *sources]),
         ("What it does not say", honest_lines(found)),
     ]

@@ -58,7 +58,8 @@ def console(**options: Any) -> Console:
     teller, _ = _in_language()
     found = teller(highlight=False, soft_wrap=True, **options)
     if not found.is_terminal:
-        found = teller(highlight=False, soft_wrap=True, width=240, no_color=True, **options)
+        plain: dict[str, Any] = {"width": 240, "no_color": True, **options}
+        found = teller(highlight=False, soft_wrap=True, **plain)
     return found
 
 
