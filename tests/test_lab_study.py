@@ -245,6 +245,14 @@ def test_a_folder_holds_one_study(ask, tmp_path):
         answer(study(1, 2), Fake(), tmp_path / "mine", engine="here")
 
 
+def test_a_study_that_was_refused_its_budget_leaves_its_folder_to_another(ask):
+    with pytest.raises(FieldError, match="is too short"):
+        ask(study(1, 2), Fake(step_s=9.0), budget_s=60.0)
+    found = ask(study(1, 2, seeds=5), Fake({2: 0.5}), budget_s=60.0)
+    assert found.plan.seeds == 5
+    assert found.resolved
+
+
 def test_the_pool_gives_the_answer_of_this_process(ask, tmp_path):
     here = ask(study(1, 2, 4), Fake({2: 0.2}))
     pool = answer(study(1, 2, 4), Fake({2: 0.2}), tmp_path / "p", engine="pool", workers=2)

@@ -30,7 +30,7 @@ def tying(preset: Preset) -> Study:
         question="At equal parameters, is a second matrix or a wider body worth more?",
         shapes=(
             Shape("untied", untied, matched={"params": 0.0}),
-            Shape("tied, wider body", wide, matched={"params": off}),
+            Shape("tied and wider", wide, matched={"params": off}),
             Shape("tied", tied),
         ),
         data="code",

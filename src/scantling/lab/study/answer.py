@@ -30,6 +30,7 @@ from scantling.lab.study.verdict import (
     headline,
     resolvable,
     spread,
+    unsolved,
     verdicts,
 )
 
@@ -290,7 +291,8 @@ def _judged(
     study: Study, planned: Plan, data: dict[str, Data], swept: Mapping[str, Swept], folder: Path,
     seconds: float,
 ) -> Answer:  # fmt: skip
-    arms = [one for name in planned.shapes for one in arms_of(study, swept[name], data[name])]
+    found_by_arm = (arms_of(study, swept[name], data[name]) for name in planned.shapes)
+    arms = unsolved(study, [one for of_shape in found_by_arm for one in of_shape])
     found = verdicts(study, arms)
     clear = sum(v.kind != "unresolved" for v in found)
     records = tuple(r for s in swept.values() for r in s.records)

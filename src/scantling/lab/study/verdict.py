@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from scantling.lab import stats
 from scantling.lab.stats import Contrast, Interval
 from scantling.lab.study.design import Measure, Probed, Study
-from scantling.lab.study.sweep import Swept, at_edge, best_rate
+from scantling.lab.study.sweep import Swept, all_solve, at_edge, best_rate
 from scantling.lab.study.trial import Data, Record
 
 UNTRAINED = 0.97
@@ -72,9 +72,9 @@ def arm(study: Study, swept: Swept, data: Data) -> Arm:
         return Arm(swept.shape, None, swept.rates, (), None,
                    unresolved=f"time was up after {len(whole)} of {study.seeds} seeds")  # fmt: skip
     best = best_rate(records)
-    edge = None if len(swept.rates) == 1 else at_edge(best, swept.rates)
     at_best = sorted((r for r in records if r.trial.rate == best), key=lambda r: r.trial.seed)
     chosen = tuple(_chosen(records, rate) for rate in swept.rates)
+    edge = None if _no_rate_helps(study, records, at_best, chosen) else at_edge(best, swept.rates)
     failed = [r for r in at_best if r.outcome.failed]
     if failed:
         return Arm(swept.shape, best, swept.rates, chosen, edge, unresolved=(
@@ -88,6 +88,33 @@ def arm(study: Study, swept: Swept, data: Data) -> Arm:
         None if solved is None else sum(v >= solved for v in values),
         _doubt(study, at_best, swept.rates, edge, data),
     )  # fmt: skip
+
+
+def _no_rate_helps(
+    study: Study, records: Sequence[Record], at_best: Sequence[Record],
+    chosen: Sequence[float | None],
+) -> bool:  # fmt: skip
+    """Whether no wider grid is asked for: there is one rate, or what is solved would not change.
+
+    All seeds solve it, or none does at any rate while the loss of all rates is as flat as that of a
+    model that guesses; the lowest rate is then mostly the best, however low it is.
+    """
+    least = study.measure.solved
+    if len(chosen) == 1 or all_solve(study, at_best):
+        return True
+    if least is None or None in chosen:
+        return False
+    known = [loss for loss in chosen if loss is not None]
+    solved = any(r.outcome.measures[study.measure.name] >= least for r in records)
+    return not solved and min(known) > UNTRAINED * max(known)
+
+
+def unsolved(study: Study, arms: Sequence[Arm]) -> list[Arm]:
+    """The arms, all unresolved where no seed of any solved the task: it then tells nothing."""
+    if study.measure.solved is None or any(a.solved for a in arms):
+        return list(arms)
+    why = "solved by no seed, nor is any other: ask with more tokens, or an easier task"
+    return [replace(a, unresolved=a.unresolved or why) for a in arms]
 
 
 def arms_of(study: Study, swept: Swept, data: Data) -> list[Arm]:
@@ -248,6 +275,10 @@ def _verdict(
         return Verdict(a.shape, b.shape, "better", text, *told, p)
     if sd is None:
         most, one, other = SEEDS_OF_SHARES, _share(a), _share(b)
+        if one == other == 1:
+            text = (f"{a.shape} and {b.shape}: not separated (every seed of both solves it; a "
+                    "harder task may tell them apart)")  # fmt: skip
+            return Verdict(a.shape, b.shape, "not separated", text, *told, p)
         needed = stats.seeds_needed_for_shares(one, other, tests, most)
     else:
         most = SEEDS
