@@ -7,6 +7,7 @@ import itertools
 import json
 import math
 import random
+import re
 
 import pytest
 from msgspec.structs import replace
@@ -310,7 +311,13 @@ def test_a_budget_too_short_for_a_size_is_told_before_anything_is_run(tmp_path):
     with pytest.raises(FieldError) as caught:
         climb(studies(), Sized({}, step_s=0.1, log=log), tmp_path / "l", engine="here",
               budget_s=30.0)  # fmt: skip
-    assert str(caught.value).startswith(
-        "budget 30 s is 10 s for each of 3 sizes, and at ×1 that is too short: two shapes at 3 "
-    )
+    told = re.fullmatch(
+        r"budget 30 s is 10 s for each of 3 sizes, and ×1 needs (.+) min, ×4 needs \1 min, "
+        r"×16 needs \1 min; give (.+) min", str(caught.value),
+    )  # fmt: skip
+    one, all_three = map(float, told.groups())
+    assert all_three == pytest.approx(3 * one, abs=0.15)
     assert not log.exists()
+    enough = climb(studies(), Sized({}, step_s=0.1), tmp_path / "l", engine="here",
+                   budget_s=60 * (all_three + 0.1), only_plan=True)  # fmt: skip
+    assert enough is None

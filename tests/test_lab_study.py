@@ -134,7 +134,7 @@ def test_solved_shares_are_compared_where_seeds_solve_it_or_not(ask):
     found = ask(study(1, 2, seeds=8, measure=measure), Fake({2: 0.5}))
     assert [a.solved for a in found.arms] == [8, 0]
     assert found.verdicts[0].text == (
-        "L1 better than L2 by 1 ± 0.46 in the share of seeds that solve it"
+        "L1 better than L2 by 1 ± 0.46 in the share of seeds that solve it (8 of 8, 0 of 8)"
     )
 
 

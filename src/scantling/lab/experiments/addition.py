@@ -21,7 +21,7 @@ def addition(preset: Preset) -> Study:
         name="addition",
         question="Which head width learns addition, at equal attention width?",
         shapes=tuple(
-            Shape(f"{64 // h} heads of {h}", small(2, 64, 128, d_head=h, vocab_size=12))
+            Shape(f"{64 // h} heads of {h}", small(2, 64, 128, d_head=h, vocab_size=12), rate=1e-3)
             for h in ((16, 8) if quick else (16, 8, 32, 64, 4))
         ),
         data="addition:digits=3",

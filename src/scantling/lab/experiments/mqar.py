@@ -13,7 +13,7 @@ def mqar(preset: Preset) -> Study:
 
     A value stands behind its key, so a question must find what follows an earlier token: one layer
     to bring each key to its value, one to look it up. Judged by the share of seeds that solve it.
-    Meant for the standard preset: how long it takes until the second layer finds its use varies.
+    How long it takes until the second layer finds its use grows fast with pairs and keys.
     """
     quick = preset == "quick"
     pairs, keys = (4, 8) if quick else (8, 16)
@@ -22,7 +22,7 @@ def mqar(preset: Preset) -> Study:
         question="How many layers solve multi-query associative recall?",
         shapes=tuple(
             Shape(f"{n} {'layer' if n == 1 else 'layers'}",
-                  small(n, 64, 128, vocab_size=2 * keys))
+                  small(n, 64, 128, vocab_size=2 * keys), rate=1e-3)
             for n in ((2, 1) if quick else (2, 1, 4))
         ),
         data=f"mqar:pairs={pairs},keys={keys},values={keys},questions={pairs // 2}",
@@ -36,7 +36,8 @@ def mqar(preset: Preset) -> Study:
         also=(Measure(),),
         expected=(
             "One layer stays at guessing among the values shown; two solve it once they have "
-            "trained long enough, which a short study may not reach."
+            "trained long enough at a rate that is low enough: of 4 pairs all seeds at 1e-3 after "
+            "300 k tokens, none at 4e-3. Of 8 pairs 1,500 steps were not enough."
         ),
         sources=("zoology2023", "induction2022"),
         caveat="Not solved is not unsolvable: give more tokens before you conclude on depth.",

@@ -150,7 +150,8 @@ def planned(
         raise FieldError("data", study.data, "has changed since this study began on it",
                          "bring it back, give another folder, or --fresh")  # fmt: skip
     if found is None or found.budget_s != budget_s:
-        say(f"timing five steps of {len(study.shapes)} shapes")
+        one = len(study.shapes) == 1
+        say(f"timing five steps of {'one shape' if one else f'{len(study.shapes)} shapes'}")
         paces = _paces(study, runner, engine, n)
         found = plan(study, paces, n, budget_s, spent_s=time.monotonic() - begun,
                      trained=_models(study, runner))  # fmt: skip

@@ -15,7 +15,7 @@ from scantling.errors import FieldError
 from scantling.lab.study import store
 from scantling.lab.study.answer import Progress, Say, answer, planned, result_json
 from scantling.lab.study.design import Study
-from scantling.lab.study.plan import minutes
+from scantling.lab.study.plan import ShortBudgetError, minutes
 from scantling.lab.study.trial import Runner
 from scantling.units import count_text
 
@@ -95,16 +95,18 @@ def climb(
     """
     each_s = None if budget_s is None else budget_s / len(studies)
     how: dict[str, Any] = {"budget_s": each_s, "engine": engine, "workers": workers}
+    short: dict[int, float] = {}
     for times, study in studies.items():
         say(f"×{times}:")
         try:
             planned(study, runner, folder / f"x{times}", fresh=fresh, say=say, **how)
-        except FieldError as error:
-            if budget_s is None or error.path != "budget":
-                raise
-            raise FieldError("budget", minutes(budget_s), f"is {minutes(each_s or 0)} for each of "
-                             f"{len(studies)} sizes, and at ×{times} that {error.rule}",
-                             "give more, or fewer shapes")  from error  # fmt: skip
+        except ShortBudgetError as error:
+            short[times] = error.need_s
+    if short:
+        needs = ", ".join(f"×{times} needs {minutes(need)}" for times, need in short.items())
+        raise FieldError("budget", minutes(budget_s or 0), f"is {minutes(each_s or 0)} for each of "
+                         f"{len(studies)} sizes, and {needs}",
+                         f"give {minutes(len(studies) * max(short.values()))}")  # fmt: skip
     if only_plan:
         return None
     rungs = []

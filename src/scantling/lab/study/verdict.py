@@ -74,7 +74,9 @@ def arm(study: Study, swept: Swept, data: Data) -> Arm:
     best = best_rate(records)
     at_best = sorted((r for r in records if r.trial.rate == best), key=lambda r: r.trial.seed)
     chosen = tuple(_chosen(records, rate) for rate in swept.rates)
-    edge = None if _no_rate_helps(study, records, at_best, chosen) else at_edge(best, swept.rates)
+    edge = None if len(swept.rates) == 1 else at_edge(best, swept.rates)
+    if edge is not None and _as_solved_beyond(study, records, best, edge, chosen):
+        edge = None
     failed = [r for r in at_best if r.outcome.failed]
     if failed:
         return Arm(swept.shape, best, swept.rates, chosen, edge, unresolved=(
@@ -90,23 +92,23 @@ def arm(study: Study, swept: Swept, data: Data) -> Arm:
     )  # fmt: skip
 
 
-def _no_rate_helps(
-    study: Study, records: Sequence[Record], at_best: Sequence[Record],
+def _as_solved_beyond(
+    study: Study, records: Sequence[Record], best: float, edge: str,
     chosen: Sequence[float | None],
 ) -> bool:  # fmt: skip
-    """Whether no wider grid is asked for: there is one rate, or what is solved would not change.
+    """Whether as many seeds would solve the task at rates beyond the edge of the grid.
 
-    All seeds solve it, or none does at any rate while the loss of all rates is as flat as that of a
-    model that guesses; the lowest rate is then mostly the best, however low it is.
+    All solve it there; or none does at any rate, and from the edge to the next rate the loss is as
+    flat as that of a model that guesses, whose best rate is anywhere.
     """
-    least = study.measure.solved
-    if len(chosen) == 1 or all_solve(study, at_best):
-        return True
-    if least is None or None in chosen:
+    if study.measure.solved is None:
         return False
-    known = [loss for loss in chosen if loss is not None]
-    solved = any(r.outcome.measures[study.measure.name] >= least for r in records)
-    return not solved and min(known) > UNTRAINED * max(known)
+    if all_solve(study, [r for r in records if r.trial.rate == best]):
+        return True
+    at, beside = chosen[:2] if edge == "lower" else chosen[:-3:-1]
+    if at is None or beside is None or at <= UNTRAINED * beside:
+        return False
+    return not any(all_solve(study, [r]) for r in records)
 
 
 def unsolved(study: Study, arms: Sequence[Arm]) -> list[Arm]:
@@ -269,7 +271,8 @@ def _verdict(
         size = f"{abs(c.difference):.3g} ± {c.half_width:.2g}"
         told = (c.difference, c.half_width)
     if measure.solved is not None:
-        size += " in the share of seeds that solve it"
+        size += (" in the share of seeds that solve it "
+                 f"({a.solved} of {len(a.seeds)}, {b.solved} of {len(b.seeds)})")  # fmt: skip
     if p < LEVEL:
         text = f"{a.shape} {measure.word} than {b.shape} by {size}"
         return Verdict(a.shape, b.shape, "better", text, *told, p)
