@@ -7,7 +7,7 @@ from scantling.lab.match import small
 from scantling.lab.study.design import Measure, Rates, Shape, Study
 
 
-@experiment("addition", "which head width learns to add numbers?", 15)
+@experiment("addition", "which head width learns to add numbers?", 5)
 def addition(preset: Preset) -> Study:
     """Sums of numbers of a fixed length, the digits of the sum from the last one on.
 

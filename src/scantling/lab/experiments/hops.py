@@ -7,7 +7,7 @@ from scantling.lab.match import small
 from scantling.lab.study.design import Measure, Rates, Shape, Study
 
 
-@experiment("hops", "how many layers follow k arrows?", 15)
+@experiment("hops", "how many layers follow k arrows?", 4)
 def hops(preset: Preset) -> Study:
     """Arrows of a cycle in random order, and the question where k of them lead.
 

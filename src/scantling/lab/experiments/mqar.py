@@ -7,7 +7,7 @@ from scantling.lab.match import small
 from scantling.lab.study.design import Measure, Rates, Shape, Study
 
 
-@experiment("mqar", "does recall of several values need a second layer?", 15)
+@experiment("mqar", "does recall of several values need a second layer?", 4)
 def mqar(preset: Preset) -> Study:
     """Keys with their values, then half of the keys again, whose values are asked.
 
