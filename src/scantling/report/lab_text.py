@@ -198,7 +198,8 @@ READ = (
     ("Better (or the word in its place): the seeds of the two differ more than chance explains, at "
     "5 % over all pairs together (Holm). The size has its own 95 % interval."),
     ("Not separated: they may differ by less than these seeds can show; the line says how many "
-    "seeds would show a difference as large as the one seen."),
+    "seeds would show a difference as large as the one seen. Its ± is of that pair alone, so that "
+    "among several pairs a difference may be larger than its ± and yet be chance."),
     ("Unresolved: nothing may be said, for the reason given: the best learning rate lay at the "
     "edge of what was tried, the model did not train, no seed of any shape solved the task, or the "
     "time was up."),

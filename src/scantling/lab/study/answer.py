@@ -150,8 +150,9 @@ def planned(
         raise FieldError("data", study.data, "has changed since this study began on it",
                          "bring it back, give another folder, or --fresh")  # fmt: skip
     if found is None or found.budget_s != budget_s:
-        one = len(study.shapes) == 1
-        say(f"timing five steps of {'one shape' if one else f'{len(study.shapes)} shapes'}")
+        n_shapes = len(study.shapes)
+        look = "" if study.probe is None else ", and what looks at them"
+        say(f"timing five steps of {f'{n_shapes} shapes' if n_shapes > 1 else 'one shape'}{look}")
         paces = _paces(study, runner, engine, n)
         found = plan(study, paces, n, budget_s, spent_s=time.monotonic() - begun,
                      trained=_models(study, runner))  # fmt: skip
