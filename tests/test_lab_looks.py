@@ -259,13 +259,13 @@ def test_a_ladder_of_factors_turns_them_round(tmp_path):
     assert math.isclose(pair["effects"][0]["half_width"], 1, abs_tol=0.05)
 
 
-@pytest.mark.parametrize(("kinds", "kind"), [
-    (("better", "not separated", "better"), "leans"),
-    (("better", "unresolved", "better"), "leans"),
-    (("better", "unresolved", "unresolved"), "unresolved"),
-    (("better", "better", "behind"), "open"),
+@pytest.mark.parametrize(("kinds", "kind", "says"), [
+    (("better", "not separated", "better"), "leans", "A ahead of B at all 3 sizes, separated at"),
+    (("better", "unresolved", "better"), "leans", "A ahead of B where they were compared, sep"),
+    (("better", "unresolved", "unresolved"), "unresolved", "could be compared at 100 k alone"),
+    (("better", "better", "behind"), "open", "A better at 100 k, 400 k, with the sign the other"),
 ])  # fmt: skip
-def test_a_ladder_with_a_gap_does_not_say_stable(kinds, kind):
+def test_a_ladder_with_a_gap_does_not_say_stable(kinds, kind, says):
     rungs = {}
     for times, one in zip((1, 4, 16), kinds, strict=True):
         a, b = ("B", "A") if one == "behind" else ("A", "B")
@@ -279,6 +279,7 @@ def test_a_ladder_with_a_gap_does_not_say_stable(kinds, kind):
         }  # fmt: skip
     told = compared(rungs, [{"A": "A", "B": "B"}] * 3)
     assert told["pairs"][0]["kind"] == kind
+    assert says in told["headline"]
 
 
 @pytest.mark.parametrize("name", [n for n, e in EXPERIMENTS.items() if e.sized])

@@ -59,8 +59,8 @@ def _cell(e: dict[str, Any] | None, measure: dict[str, Any]) -> str:
 
 
 def trend_lines(told: Told) -> list[str]:
-    """A line for each pair."""
-    return [f"  {pair['text']}" for pair in told["pairs"]]
+    """A line for each pair; none where the headline is that of the only one."""
+    return [f"  {pair['text']}" for pair in told["pairs"] if pair["text"] != told["headline"]]
 
 
 def alone(told: Told) -> list[str]:

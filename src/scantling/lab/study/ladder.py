@@ -202,7 +202,8 @@ def _said(
         change = _change(there[0][1], there[-1][1], measure)
         return "stable", f"{a} {word} than {b} at all {n_sizes} sizes; {change}"
     if for_a and all(e.better(measure) for _, e in there):
-        return "leans", (f"{a} ahead of {b} wherever they could be compared, separated at "
+        told = f"at all {n_sizes} sizes" if len(there) == n_sizes else "where they were compared"
+        return "leans", (f"{a} ahead of {b} {told}, separated at "
                          f"{', '.join(for_a)}")  # fmt: skip
     if for_a or for_b:
         winner, where = (a, for_a) if for_a else (b, for_b)
