@@ -74,7 +74,7 @@ def alone(told: Told) -> list[str]:
 def honest(told: Told) -> list[str]:
     """What the answer rests on."""
     results = [s["result"] for s in told["sizes"]]
-    minutes = sum(r["seconds"] for r in results) / 60
+    minutes = told["seconds"] / 60
     lost = [f"{s['body']}: {text}" for s in told["sizes"] for text in s["result"]["plan"]["shrunk"]]
     lines = [f"To fit the budget, {one}." for one in lost]
     lines.append(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -93,6 +94,7 @@ def climb(
     Raises:
         FieldError: As ``answer``.
     """
+    begun = time.time()
     each_s = None if budget_s is None else budget_s / len(studies)
     how: dict[str, Any] = {"budget_s": each_s, "engine": engine, "workers": workers}
     short: dict[int, float] = {}
@@ -115,6 +117,7 @@ def climb(
         found = answer(study, runner, folder / f"x{times}", say=say, progress=progress, **how)
         rungs.append((times, msgspec.json.decode(msgspec.json.encode(result_json(found)))))
     told = compared(dict(rungs), labels(list(studies.values())))
+    told["seconds"] = time.time() - begun
     store.write(folder / store.RESULT, told)
     return told
 
