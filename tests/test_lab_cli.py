@@ -65,6 +65,7 @@ def test_every_experiment_is_a_study_of_shapes_the_lab_builds_with_its_sources(n
     assert study.sources
     assert set(study.sources) <= set(sources())
     assert one.page
+    assert not any("," in arm or " and " in arm for arm in study.arms), "headlines list them"
     for shape in study.shapes:
         buildable(shape.spec)
         assert all(abs(off) < 0.03 for off in shape.matched.values()), shape.name

@@ -7,6 +7,7 @@ import itertools
 import json
 import math
 import random
+import re
 
 import pytest
 from msgspec.structs import replace
@@ -18,7 +19,7 @@ from scantling.lab import stats
 from scantling.lab.experiments import EXPERIMENTS
 from scantling.lab.match import small
 from scantling.lab.study import Outcome, Pace, Probed, Rates, Shape, Study, answer, store
-from scantling.lab.study.ladder import climb, compared
+from scantling.lab.study.ladder import climb, compared, plans
 from scantling.lab.study.plan import RESERVE, plan, replan
 from scantling.lab.study.verdict import Arm, verdicts
 from scantling.report import lab_ladder, lab_text
@@ -272,14 +273,14 @@ def test_a_ladder_of_factors_turns_them_round(tmp_path):
     assert math.isclose(pair["effects"][0]["half_width"], 1, abs_tol=0.05)
 
 
-@pytest.mark.parametrize(("kinds", "kind"), [
-    (("better", "not separated", "better"), "leans"),
-    (("better", "unresolved", "better"), "leans"),
-    (("better", "unresolved", "unresolved"), "unresolved"),
-    (("better", "better", "behind"), "open"),
-    (("unresolved", "unresolved", "unresolved"), "unresolved"),
+@pytest.mark.parametrize(("kinds", "kind", "says"), [
+    (("better", "not separated", "better"), "leans", "A ahead of B at all 3 sizes, separated at"),
+    (("better", "unresolved", "better"), "leans", "A ahead of B where they were compared, sep"),
+    (("better", "unresolved", "unresolved"), "unresolved", "could be compared at 100 k alone"),
+    (("better", "better", "behind"), "open", "A better at 100 k, 400 k, with the sign the other"),
+    (("unresolved", "unresolved", "unresolved"), "unresolved", ""),
 ])  # fmt: skip
-def test_a_ladder_with_a_gap_does_not_say_stable(kinds, kind):
+def test_a_ladder_with_a_gap_does_not_say_stable(kinds, kind, says):
     rungs = {}
     for times, one in zip((1, 4, 16), kinds, strict=True):
         a, b = ("B", "A") if one == "behind" else ("A", "B")
@@ -293,6 +294,7 @@ def test_a_ladder_with_a_gap_does_not_say_stable(kinds, kind):
         }  # fmt: skip
     told = compared(rungs, [{"A": "A", "B": "B"}] * 3)
     assert told["pairs"][0]["kind"] == kind
+    assert says in told["headline"]
 
 
 def test_arms_that_keep_their_names_are_compared_where_both_are_there(tmp_path):
@@ -342,7 +344,13 @@ def test_a_budget_too_short_for_a_size_is_told_before_anything_is_run(tmp_path):
     with pytest.raises(FieldError) as caught:
         climb(studies(), Sized({}, step_s=0.1, log=log), tmp_path / "l", engine="here",
               budget_s=30.0)  # fmt: skip
-    assert str(caught.value).startswith(
-        "budget 30 s is 10 s for each of 3 sizes, and at ×1 that is too short: two shapes at 3 "
-    )
+    told = re.fullmatch(
+        r"budget 30 s is 10 s for each of 3 sizes, and ×1 needs (.+) min, ×4 needs \1 min, "
+        r"×16 needs \1 min; give (.+) min", str(caught.value),
+    )  # fmt: skip
+    one, all_three = map(float, told.groups())
+    assert all_three == pytest.approx(3 * one, abs=0.15)
     assert not log.exists()
+    enough = plans(studies(), Sized({}, step_s=0.1), tmp_path / "l", engine="here",
+                   budget_s=60 * (all_three + 0.1))  # fmt: skip
+    assert set(enough) == set(studies())

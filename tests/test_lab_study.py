@@ -134,7 +134,7 @@ def test_solved_shares_are_compared_where_seeds_solve_it_or_not(ask):
     found = ask(study(1, 2, seeds=8, measure=measure), Fake({2: 0.5}))
     assert [a.solved for a in found.arms] == [8, 0]
     assert found.verdicts[0].text == (
-        "L1 better than L2 by 1 ± 0.46 in the share of seeds that solve it"
+        "L1 better than L2 by 1 ± 0.46 in the share of seeds that solve it (8 of 8, 0 of 8)"
     )
 
 
@@ -253,6 +253,14 @@ def test_a_folder_holds_one_study(ask, tmp_path):
     (tmp_path / "mine" / "thesis.tex").touch()
     with pytest.raises(FieldError, match="holds something that is no study"):
         answer(study(1, 2), Fake(), tmp_path / "mine", engine="here")
+
+
+def test_a_study_that_was_refused_its_budget_leaves_its_folder_to_another(ask):
+    with pytest.raises(FieldError, match="is too short"):
+        ask(study(1, 2), Fake(step_s=9.0), budget_s=60.0)
+    found = ask(study(1, 2, seeds=5), Fake({2: 0.5}), budget_s=60.0)
+    assert found.plan.seeds == 5
+    assert found.resolved
 
 
 def test_the_pool_gives_the_answer_of_this_process(ask, tmp_path):

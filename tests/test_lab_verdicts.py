@@ -1,12 +1,15 @@
 """What studies say is no more than they know."""
 
+import io
 import json
+import math
 import random
 import re
 
 import pytest
 from msgspec import to_builtins
 from msgspec.structs import replace
+from rich.console import Console
 
 from fake_runs import Fake
 from scantling.errors import FieldError
@@ -16,7 +19,8 @@ from scantling.lab.study import Measure, Pace, Rates, Shape, answer, result_json
 from scantling.lab.study.plan import plan
 from scantling.lab.study.verdict import Arm, headline, spread, verdicts
 from scantling.messages import use_language
-from scantling.report.lab_text import explained, honest_lines
+from scantling.report.lab_html import page
+from scantling.report.lab_text import explained, honest_lines, print_study
 from test_lab_study import study
 
 
@@ -163,6 +167,83 @@ def test_seeds_that_shares_need_are_found_by_drawing_them():
     ])  # fmt: skip
     assert v.seeds_needed == 16
     assert v.text.endswith("needs 16 seeds)")
+
+
+def solving(measure=SOLVED, **more):
+    return replace(study(1, 2, seeds=5, measure=measure, rates=Rates(2, 2.5, 1)), **more)
+
+
+class Guessing(Fake):
+    """Two layers solve it the better the higher the rate; one layer guesses, best at low rates.
+
+    Args:
+        slope: Nats that one layer loses a factor e of the rate.
+        reached: Share of questions that two layers answer.
+    """
+
+    def __init__(self, slope=0.005, reached=1.0):
+        super().__init__()
+        self.slope, self.reached = slope, reached
+
+    def run(self, trial):
+        found, two = super().run(trial), trial.spec.n_layer == 2
+        rise = math.log(trial.rate / 0.001)
+        loss = 0.2 - 0.05 * rise if two else 1.6 + self.slope * rise
+        measures = {"choose": loss, "loss": loss, "accuracy": self.reached if two else 0.2}
+        return replace(found, measures=measures)
+
+
+def test_a_shape_that_guesses_at_every_rate_is_solved_by_none_wherever_its_best_rate_lies(ask):
+    """What is left to noise has its lowest loss at the lowest rate, however low that is."""
+    found = ask(solving(), Guessing())
+    two, one = sorted(found["shapes"], key=lambda s: -s["solved"])
+    assert (two["solved"], one["solved"]) == (5, 0)
+    assert one["rate"] == one["rates"][0]
+    assert one["edge"] is two["edge"] is None
+    assert found["headline"].startswith("L2 better than L1 by 1 ± ")
+
+
+def test_a_task_that_all_seeds_solve_needs_no_wider_grid(ask):
+    found = ask(solving(), Guessing())
+    assert {s["shape"]: len(s["rates"]) for s in found["shapes"]} == {"L1": 3, "L2": 2}
+
+
+def test_a_task_that_all_seeds_of_both_solve_is_too_easy(ask):
+    (v,) = ask(solving(), Fake())["verdicts"]
+    assert v["text"] == (
+        "L1 and L2: not separated (every seed of both solves it; a harder task may tell them apart)"
+    )
+
+
+def test_the_table_counts_seeds_that_solve_it_and_shows_what_each_reached(ask):
+    found = ask(solving(), Guessing())
+    out = Console(width=200, record=True, file=io.StringIO())
+    print_study(out, found)
+    for told in (out.export_text(clear=False), page(found).replace("\u00a0", " ")):
+        assert "seeds that solve it" in told
+        assert "each seed: share of seeds" in told
+        assert "5 of 5" in told
+    assert "the grid grew, once." in page(found)
+
+
+def test_a_grid_that_was_cut_short_is_not_said_to_have_grown(ask):
+    short = study(1, 2, rates=Rates(3, 2.5, 2))
+    found = ask(short, Fake(sd=0.001, best={2: 0.9}))
+    assert "after all its growth: L2; a wider grid" in " ".join(honest_lines(found))
+    found["shapes"][1]["rates"].pop()
+    assert "edge of the grid: L2; the time was up before" in " ".join(honest_lines(found))
+
+
+def test_a_shape_whose_loss_falls_to_the_edge_might_solve_it_beyond(ask):
+    found = ask(solving(), Guessing(slope=0.1))
+    assert [v["kind"] for v in found["verdicts"]] == ["unresolved"]
+    assert found["headline"].startswith("unresolved: L1 edge: its best rate")
+
+
+def test_a_task_that_no_seed_solves_says_nothing_of_shapes(ask):
+    found = ask(solving(), Guessing(reached=0.5))
+    assert [v["kind"] for v in found["verdicts"]] == ["unresolved"]
+    assert "L1 solved by no seed, nor is any other: ask with more tokens" in found["headline"]
 
 
 # ---------------------------------------------------------------- learning rates

@@ -326,6 +326,7 @@ def _progress() -> Iterator[Callable[[int, int], None] | None]:
     def line(done: int, total: int) -> None:
         if time.monotonic() - told[0] >= 60:
             told[0] = time.monotonic()
-            click.echo(in_language(f"{done} of {total} runs"), err=True)
+            grown = ", as grids grew" if done > total else ""
+            click.echo(in_language(f"{done} of {total} planned runs{grown}"), err=True)
 
     yield line

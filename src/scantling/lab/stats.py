@@ -173,12 +173,15 @@ def wilson(solved: int, n: int, level: float = LEVEL) -> Interval:
         >>> found = wilson(2, 3)
         >>> round(found.low, 3), round(found.high, 3)
         (0.208, 0.939)
+        >>> wilson(0, 5).low
+        0.0
     """
     z, p = NormalDist().inv_cdf((1 + level) / 2), solved / n
     centre = p + z * z / (2 * n)
     half = z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
     scale = 1 + z * z / n
-    return Interval(p, max((centre - half) / scale, 0.0), min((centre + half) / scale, 1.0))
+    low = (centre - half) / scale if solved else 0.0  # exactly, where rounding leaves 3e-17
+    return Interval(p, low, (centre + half) / scale if solved < n else 1.0)
 
 
 def shares(solved_a: int, n_a: int, solved_b: int, n_b: int) -> Contrast:

@@ -7,9 +7,20 @@ from typing import Any
 
 from scantling.messages import in_language, language, with_names
 from scantling.report.lab_svg import figure
-from scantling.report.lab_text import beside, explained, kept, number, ranked
+from scantling.report.lab_text import (
+    beside,
+    each_seed,
+    explained,
+    judged_by,
+    judgement,
+    kept,
+    number,
+    ranked,
+)
 from scantling.units import count_text
 
+UNBROKEN = 12
+"""Letters below which a cell is not broken over lines."""
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #1d2730; max-width: 980px; margin: 2rem auto;
   padding: 0 1rem; }
@@ -65,14 +76,13 @@ def _table(found: dict[str, Any]) -> str:
                  *beside(s, also)]) for s in ranked(found)
         ])  # fmt: skip
     heads = ["shape", "layers × width", "body", "tokens", "train FLOPs a token", "best rate",
-             measure["label"], "each seed", *(m["label"] for m in also)]  # fmt: skip
+             judged_by(measure), each_seed(measure), *(m["label"] for m in also)]  # fmt: skip
     rows = []
     for s in ranked(found):
-        value = "" if s["interval"] is None else number(s["interval"]["value"])
         cells = [
             s["shape"], f"{s['n_layer']} × {s['d_model']}", count_text(s["params"]["body"]),
             count_text(s["tokens"]), count_text(s["train_flops_per_token"]),
-            "" if s["rate"] is None else f"{s['rate']:g}", value,
+            "" if s["rate"] is None else f"{s['rate']:g}", judgement(s),
             " ".join(number(v) for v in s["seeds"]) or in_language(str(s["unresolved"])),
             *(" ".join(number(v) for v in s["also"].get(m["name"], ())) for m in also),
         ]  # fmt: skip
@@ -80,11 +90,16 @@ def _table(found: dict[str, Any]) -> str:
     return _rows(heads, rows)
 
 
+def _unbroken(cell: str) -> str:
+    """A cell whose number and prefix stay on one line; lists of seeds may break."""
+    return cell.replace(" ", "\u00a0") if len(cell) < UNBROKEN else cell
+
+
 def _rows(heads: list[str], rows: list[tuple[dict[str, Any], list[str]]]) -> str:
     lines = []
     for s, cells in rows:
         dim = ' class="dim"' if s["unresolved"] else ""
-        inside = "".join(f"<td>{escape(c)}</td>" for c in cells)
+        inside = "".join(f"<td>{escape(c)}</td>" for c in map(_unbroken, cells))
         lines.append(f"<tr{dim}>{inside}</tr>")
     head = "".join(f"<th>{escape(in_language(h))}</th>" for h in heads)
     return f"<table><tr>{head}</tr>{''.join(lines)}</table>"

@@ -77,8 +77,9 @@ def _cell(e: dict[str, Any] | None, measure: dict[str, Any]) -> str:
 
 
 def trend_lines(told: Told) -> list[str]:
-    """A line for each pair."""
-    return [f"  {with_names(pair['text'], _names(told), clauses=True)}" for pair in told["pairs"]]
+    """A line for each pair; none where the headline is that of the only one."""
+    return [f"  {with_names(pair['text'], _names(told), clauses=True)}" for pair in told["pairs"]
+            if pair["text"] != told["headline"]]  # fmt: skip
 
 
 def alone(told: Told) -> list[str]:
@@ -94,7 +95,7 @@ def alone(told: Told) -> list[str]:
 def honest(told: Told) -> list[str]:
     """What the answer rests on."""
     results = [s["result"] for s in told["sizes"]]
-    minutes = sum(r["seconds"] for r in results) / 60
+    minutes = told["seconds"] / 60
     lost = [f"{s['body']}: {text}" for s in told["sizes"] for text in s["result"]["plan"]["shrunk"]]
     names = {name: name for r in results for name in (s["shape"] for s in r["shapes"])}
     data = {told["study"]["data"]: told["study"]["data"]}

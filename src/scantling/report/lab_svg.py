@@ -75,12 +75,13 @@ def axis(values: list[float], start: float, end: float, *, log: bool) -> Callabl
 def _seeds(found: dict[str, Any], shapes: list[dict[str, Any]]) -> list[str]:
     measure = found["study"]["measure"]
     known = [v for s in shapes for v in s["seeds"]]
-    parts = [text(LEFT, 18, in_language(f"{measure['label']}: each seed, mean and 95 %"))]
+    wilson = measure["solved"] is not None
+    beside = f"; solved from {measure['solved']:g} on" if wilson else ", mean and 95 %"
+    parts = [text(LEFT, 18, in_language(f"{measure['label']}: each seed{beside}"))]
     if not known:
         return [*parts, text(LEFT, TOP + 20, in_language("nothing to show"))]
-    wilson = measure["solved"] is not None
     ends = (
-        []
+        [measure["solved"]]
         if wilson
         else [s["interval"][e] for s in shapes if s["interval"] for e in ("low", "high")]
     )
@@ -90,6 +91,8 @@ def _seeds(found: dict[str, Any], shapes: list[dict[str, Any]]) -> list[str]:
     for v in ticks(known + ends, log=log):
         parts += [line(place(v), TOP - 6, place(v), base, "#e5e9ed"),
                   text(place(v), base + 16, number(v), "middle", "#5c6b78")]  # fmt: skip
+    if wilson:
+        parts.append(line(place(ends[0]), TOP - 6, place(ends[0]), base, "#5c6b78"))
     for i, s in enumerate(shapes):
         y, colour = TOP + ROW * i + ROW / 2, COLOURS[i % len(COLOURS)]
         parts.append(

@@ -65,7 +65,7 @@ def _table(found: Found) -> Any:
     shown = table(
         ("shape", "left"), ("body", "right"), *((f"{k} off", "right") for k in made_equal),
         ("tokens", "right"), ("rates tried", "right"), ("best", "right"),
-        (measure["label"], "right"), ("95 %", "right"), ("each seed", "left"),
+        (judged_by(measure), "right"), ("95 %", "right"), (each_seed(measure), "left"),
         *((m["label"], "left") for m in also),
     )  # fmt: skip
     for s in ranked(found):
@@ -73,9 +73,7 @@ def _table(found: Found) -> Any:
         low_high = (
             "" if interval is None else f"{number(interval['low'])} … {number(interval['high'])}"
         )
-        value = "" if interval is None else number(interval["value"])
-        if s["solved"] is not None:
-            value = f"{s['solved']} of {len(s['seeds'])} solved"
+        value = judgement(s)
         edge = {"upper": " ≥?", "lower": " ≤?", None: ""}[s["edge"]]
         shown.add_row(
             Text(s["shape"]), count_text(s["params"]["body"]),
@@ -86,6 +84,23 @@ def _table(found: Found) -> Any:
             style="dim" if s["unresolved"] else None,
         )  # fmt: skip
     return shown
+
+
+def judged_by(measure: dict[str, Any]) -> str:
+    """What the values are that shapes are judged by."""
+    return measure["label"] if measure["solved"] is None else "seeds that solve it"
+
+
+def each_seed(measure: dict[str, Any]) -> str:
+    """What the values of single seeds are."""
+    return "each seed" if measure["solved"] is None else f"each seed: {measure['label']}"
+
+
+def judgement(shape: dict[str, Any]) -> str:
+    """The value that a shape is judged by; nothing where it has none."""
+    if shape["solved"] is not None:
+        return f"{shape['solved']} of {len(shape['seeds'])}"
+    return "" if shape["interval"] is None else number(shape["interval"]["value"])
 
 
 def _table_probed(found: Found) -> Any:
@@ -179,10 +194,16 @@ def honest_lines(found: Found) -> list[str]:
         lines.append("The rate was chosen on other data but on the same models: where rates are "
                      "close, chance between seeds helped to choose, so that losses are a little "
                      "lower than those of new seeds would be.")  # fmt: skip
-    edges = [s["shape"] for s in found["shapes"] if s["edge"]]
-    if edges:
-        lines.append("Best rate at the edge of the grid after all its growth: "
-                     f"{', '.join(edges)}; a wider grid would settle it.")  # fmt: skip
+    most = study["rates"]["n"] + study["rates"]["extend"]
+    edges = [s for s in found["shapes"] if s["edge"]]
+    cut = ", ".join(s["shape"] for s in edges if len(s["rates"]) < most)
+    grown = ", ".join(s["shape"] for s in edges if len(s["rates"]) >= most)
+    if cut:
+        lines.append(f"Best rate at the edge of the grid: {cut}; the time was up before it could "
+                     "grow on, and more would settle it.")  # fmt: skip
+    if grown:
+        lines.append(f"Best rate at the edge of the grid after all its growth: {grown}; a wider "
+                     "grid would settle it.")  # fmt: skip
     lines += [f"To fit the budget: {text}." for text in plan["shrunk"]]
     per = sorted({f"{s['tokens'] / s['params']['total']:.2g}" for s in found["shapes"]}, key=float)
     lines.append(
@@ -211,9 +232,11 @@ READ = (
     ("Better (or the word in its place): the seeds of the two differ more than chance explains, at "
     "5 % over all pairs together (Holm). The size has its own 95 % interval."),
     ("Not separated: they may differ by less than these seeds can show; the line says how many "
-    "seeds would show a difference as large as the one seen."),
+    "seeds would show a difference as large as the one seen. Its ± is of that pair alone, so that "
+    "among several pairs a difference may be larger than its ± and yet be chance."),
     ("Unresolved: nothing may be said, for the reason given: the best learning rate lay at the "
-    "edge of what was tried, the model did not train, or the time was up."),
+    "edge of what was tried, the model did not train, no seed of any shape solved the task, or the "
+    "time was up."),
 )  # fmt: skip
 """What the three verdicts mean."""
 
@@ -229,7 +252,8 @@ def explained(found: Found) -> list[tuple[str, list[str]]]:
     names = ", ".join(s["shape"] for s in shapes)
     grid = (
         f"Each was trained at {rates['n']} learning rates a factor of {rates['step']:g} apart; "
-        f"where the best lay at the edge, the grid grew, up to {rates['extend']} times."
+        "where the best lay at the edge, the grid grew, "
+        f"{'once' if rates['extend'] == 1 else 'up to ' + str(rates['extend']) + ' times'}."
         if rates["extend"] else f"Each was trained at {rates['n']} learning rate(s), fixed."
     )  # fmt: skip
     if study.get("probed"):

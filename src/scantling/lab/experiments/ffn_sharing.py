@@ -34,7 +34,7 @@ def ffn_sharing(preset: Preset, times: int = 1) -> Study:
             Shape("one each", own, matched={"params": 0.0}),
             Shape("one for all", one),
             Shape("one for two", shared(own, 3)),
-            Shape("one for all, as large", wide, matched={
+            Shape("one for all made wide", wide, matched={
                 "params": round(float(parameters(wide).total / parameters(own).total) - 1, 4)}),
         ),
         data="code",

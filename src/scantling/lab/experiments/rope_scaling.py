@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 LONGER = (2, 4, 8)
 """Times the trained length."""
-NONE, FITTED = "none", ", factor by length"
+NONE, FITTED = "none", " by length"
 ONCE = {"linear": "linear", "NTK": "ntk", "dynamic NTK": "dynamic", "YaRN": "yarn"}
 """Arms with one setting for all lengths, that of the longest, as a released config has one."""
 EACH = {f"{arm}{FITTED}": ONCE[arm] for arm in ("linear", "NTK", "YaRN")}

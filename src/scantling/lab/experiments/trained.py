@@ -42,7 +42,7 @@ def looked_at(
         shapes=(Shape("trained", small(N_LAYER, D_MODEL, D_FF, d_head=D_HEAD)),),
         data="code",
         tokens=1_200_000 if quick else 4_800_000,
-        least_tokens=150_000,
+        least_tokens=300_000,
         batch=16,
         context=CONTEXT,
         rates=Rates(1, 2.0, 0),

@@ -30,6 +30,7 @@ from scantling.lab.study.verdict import (
     headline,
     resolvable,
     spread,
+    unsolved,
     verdicts,
 )
 
@@ -149,7 +150,9 @@ def planned(
         raise FieldError("data", study.data, "has changed since this study began on it",
                          "bring it back, give another folder, or --fresh")  # fmt: skip
     if found is None or found.budget_s != budget_s:
-        say(f"timing five steps of {len(study.shapes)} shapes")
+        n_shapes = len(study.shapes)
+        look = "" if study.probe is None else ", and what looks at them"
+        say(f"timing five steps of {f'{n_shapes} shapes' if n_shapes > 1 else 'one shape'}{look}")
         paces = _paces(study, runner, engine, n)
         found = plan(study, paces, n, budget_s, spent_s=time.monotonic() - begun,
                      trained=_models(study, runner))  # fmt: skip
@@ -290,7 +293,8 @@ def _judged(
     study: Study, planned: Plan, data: dict[str, Data], swept: Mapping[str, Swept], folder: Path,
     seconds: float,
 ) -> Answer:  # fmt: skip
-    arms = [one for name in planned.shapes for one in arms_of(study, swept[name], data[name])]
+    found_by_arm = (arms_of(study, swept[name], data[name]) for name in planned.shapes)
+    arms = unsolved(study, [one for of_shape in found_by_arm for one in of_shape])
     found = verdicts(study, arms)
     clear = sum(v.kind != "unresolved" for v in found)
     records = tuple(r for s in swept.values() for r in s.records)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -15,7 +16,7 @@ from scantling.errors import FieldError
 from scantling.lab.study import store
 from scantling.lab.study.answer import Progress, Say, answer, planned, result_json
 from scantling.lab.study.design import Study
-from scantling.lab.study.plan import Plan, minutes
+from scantling.lab.study.plan import Plan, ShortBudgetError, minutes
 from scantling.lab.study.trial import Runner
 from scantling.units import count_text
 
@@ -89,6 +90,7 @@ def plans(
         FieldError: As ``answer``.
     """
     each_s, found = _share(budget_s, studies), {}
+    short: dict[int, float] = {}
     for times, study in studies.items():
         say(f"×{times}:")
         try:
@@ -96,12 +98,13 @@ def plans(
                 study, runner, folder / f"x{times}", fresh=fresh, say=say, budget_s=each_s,
                 engine=engine, workers=workers,
             )  # fmt: skip
-        except FieldError as error:
-            if budget_s is None or error.path != "budget":
-                raise
-            raise FieldError("budget", minutes(budget_s), f"is {minutes(each_s or 0)} for each of "
-                             f"{len(studies)} sizes, and at ×{times} that {error.rule}",
-                             "give more, or fewer shapes")  from error  # fmt: skip
+        except ShortBudgetError as error:
+            short[times] = error.need_s
+    if short:
+        needs = ", ".join(f"×{times} needs {minutes(need)}" for times, need in short.items())
+        raise FieldError("budget", minutes(budget_s or 0), f"is {minutes(each_s or 0)} for each of "
+                         f"{len(studies)} sizes, and {needs}",
+                         f"give {minutes(len(studies) * max(short.values()))}")  # fmt: skip
     return found
 
 
@@ -118,6 +121,7 @@ def climb(
     Raises:
         FieldError: As ``answer``.
     """
+    begun = time.time()
     how: dict[str, Any] = {"engine": engine, "workers": workers, "say": say}
     plans(studies, runner, folder, budget_s=budget_s, fresh=fresh, **how)
     rungs = []
@@ -127,6 +131,7 @@ def climb(
                        progress=progress, **how)  # fmt: skip
         rungs.append((times, msgspec.json.decode(msgspec.json.encode(result_json(found)))))
     told = compared(dict(rungs), labels(list(studies.values())))
+    told["seconds"] = time.time() - begun
     store.write(folder / store.RESULT, told)
     return told
 
@@ -216,7 +221,8 @@ def _said(
         change = _change(there[0][1], there[-1][1], measure)
         return "stable", f"{a} {word} than {b} at all {n_sizes} sizes; {change}"
     if for_a and all(e.better(measure) for _, e in there):
-        return "leans", (f"{a} ahead of {b} wherever they could be compared, separated at "
+        told = f"at all {n_sizes} sizes" if len(there) == n_sizes else "where they were compared"
+        return "leans", (f"{a} ahead of {b} {told}, separated at "
                          f"{', '.join(for_a)}")  # fmt: skip
     if for_a or for_b:
         winner, where = (a, for_a) if for_a else (b, for_b)

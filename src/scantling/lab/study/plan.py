@@ -17,6 +17,21 @@ RESERVE = 0.75
 """Share of a budget that is planned: a machine with other programs on it slows down."""
 
 
+class ShortBudgetError(FieldError):
+    """Not even the smallest study fits.
+
+    Args:
+        budget_s: What was given.
+        need_s: What would be enough, at the pace that was measured.
+        what: The smallest study.
+    """
+
+    def __init__(self, budget_s: float, need_s: float, what: str) -> None:
+        self.need_s = 1.05 * need_s
+        super().__init__("budget", minutes(budget_s), f"is too short: {what} take "
+                         f"{minutes(need_s)}", f"give {minutes(self.need_s)}")  # fmt: skip
+
+
 Trained = Callable[[int], bool]
 """Whether all models of runs of so many tokens are known, of a study that only looks at them."""
 
@@ -121,7 +136,7 @@ def plan(
             studies can share their models.
 
     Raises:
-        FieldError: If not even the smallest study fits.
+        ShortBudgetError: If not even the smallest study fits.
     """
     if study.probed is not None:
         return _plan_probed(study, paces, workers, budget_s, trained, spent_s=spent_s,
@@ -158,9 +173,8 @@ def plan(
             break
         else:
             need = (likely(least) + spent_s) / RESERVE
-            raise FieldError("budget", minutes(budget_s), "is too short: two shapes at "
-                             f"{study.least_seeds} seeds and {count_text(least)} tokens take "
-                             f"{minutes(need)}", f"give {minutes(need * 1.05)}")  # fmt: skip
+            raise ShortBudgetError(budget_s, need, f"two shapes at {study.least_seeds} seeds and "
+                                   f"{count_text(least)} tokens")  # fmt: skip
     tokens = study.tokens
     if likely(tokens) > room:
         tokens = max(largest(lambda n: likely(n) <= room, study.tokens), least)
@@ -229,9 +243,7 @@ def _plan_probed(
             break
         else:
             need = (ends() + spent_s) / RESERVE
-            raise FieldError("budget", minutes(budget_s), f"is too short: {seeds} models of "
-                             f"{count_text(tokens)} tokens take {minutes(need)}",
-                             f"give {minutes(need * 1.05)}")  # fmt: skip
+            raise ShortBudgetError(budget_s, need, f"{seeds} models of {count_text(tokens)} tokens")
     return Plan(tokens, seeds, (shape.name,), workers, {shape.name: pace}, ends(), ends(),
                 budget_s, _given_up(study, tokens, seeds, []), trained(tokens))  # fmt: skip
 

@@ -45,6 +45,8 @@ def read(path: Path, kind: type[T]) -> T | None:
 def open_folder(folder: Path, study: Study) -> Path:
     """The folder of a study, made if it does not exist.
 
+    Another study that has trained nothing yet, as one whose budget was too short, gives way.
+
     Raises:
         FieldError: If it holds another study, or something else.
     """
@@ -54,12 +56,16 @@ def open_folder(folder: Path, study: Study) -> Path:
     if old is None and folder.is_dir() and not all(map(_of_a_beginning, folder.iterdir())):
         raise FieldError("--out", str(folder), "holds something that is no study",
                          "give an empty folder")  # fmt: skip
-    if old is not None and old.hash != study.hash:
+    other = old is not None and old.hash != study.hash
+    if old is not None and other and (count(folder) or (folder / STATES).is_dir()):
         raise FieldError("--out", str(folder), f"holds another study, {old.name} of other shapes, "
                          "data, rates or seeds", "give another folder, or --fresh")  # fmt: skip
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        if old is None:
+        if other:
+            for name in (PLAN, DATA):
+                (folder / name).unlink(missing_ok=True)
+        if old is None or other:
             write(folder / STUDY, study)
         (folder / RUNS).mkdir(exist_ok=True)
     except OSError as error:

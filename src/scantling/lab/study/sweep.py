@@ -80,8 +80,9 @@ def run_shape(shared: tuple[Study, Runner], job: ShapeJob) -> Swept:
     if done is None:
         return Swept(job.shape.name, tuple(one.done), tuple(rates), stopped=True, slow=one.slow)
     for _ in range(study.rates.extend):
-        edge = at_edge(best_rate(done), rates)
-        if edge is None:
+        best = best_rate(done)
+        edge = at_edge(best, rates)
+        if edge is None or all_solve(study, [r for r in done if r.trial.rate == best]):
             break
         step = study.rates.step
         new = float(f"{rates[-1] * step if edge == 'upper' else rates[0] / step:.3g}")
@@ -224,6 +225,14 @@ def best_rate(records: Iterable[Record]) -> float:
         by_rate.setdefault(r.trial.rate, []).append(chosen_on(r.outcome))
     means = {rate: mean(values) for rate, values in by_rate.items()}
     return min(sorted(means), key=means.__getitem__)
+
+
+def all_solve(study: Study, at_best: Iterable[Record]) -> bool:
+    """Whether every seed solves the task at its best rate: no other rate can do better."""
+    least = study.measure.solved
+    return least is not None and all(
+        not r.outcome.failed and r.outcome.measures[study.measure.name] >= least for r in at_best
+    )
 
 
 def chosen_on(outcome: Outcome) -> float:

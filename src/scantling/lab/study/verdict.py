@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from scantling.lab import stats
 from scantling.lab.stats import Contrast, Interval
 from scantling.lab.study.design import Measure, Probed, Study
-from scantling.lab.study.sweep import Swept, at_edge, best_rate
+from scantling.lab.study.sweep import Swept, all_solve, at_edge, best_rate
 from scantling.lab.study.trial import Data, Record
 
 UNTRAINED = 0.97
@@ -72,9 +72,11 @@ def arm(study: Study, swept: Swept, data: Data) -> Arm:
         return Arm(swept.shape, None, swept.rates, (), None,
                    unresolved=f"time was up after {len(whole)} of {study.seeds} seeds")  # fmt: skip
     best = best_rate(records)
-    edge = None if len(swept.rates) == 1 else at_edge(best, swept.rates)
     at_best = sorted((r for r in records if r.trial.rate == best), key=lambda r: r.trial.seed)
     chosen = tuple(_chosen(records, rate) for rate in swept.rates)
+    edge = None if len(swept.rates) == 1 else at_edge(best, swept.rates)
+    if edge is not None and _as_solved_beyond(study, records, best, edge, chosen):
+        edge = None
     failed = [r for r in at_best if r.outcome.failed]
     if failed:
         return Arm(swept.shape, best, swept.rates, chosen, edge, unresolved=(
@@ -88,6 +90,33 @@ def arm(study: Study, swept: Swept, data: Data) -> Arm:
         None if solved is None else sum(v >= solved for v in values),
         _doubt(study, at_best, swept.rates, edge, data),
     )  # fmt: skip
+
+
+def _as_solved_beyond(
+    study: Study, records: Sequence[Record], best: float, edge: str,
+    chosen: Sequence[float | None],
+) -> bool:  # fmt: skip
+    """Whether as many seeds would solve the task at rates beyond the edge of the grid.
+
+    All solve it there; or none does at any rate, and from the edge to the next rate the loss is as
+    flat as that of a model that guesses, whose best rate is anywhere.
+    """
+    if study.measure.solved is None:
+        return False
+    if all_solve(study, [r for r in records if r.trial.rate == best]):
+        return True
+    at, beside = chosen[:2] if edge == "lower" else chosen[:-3:-1]
+    if at is None or beside is None or at <= UNTRAINED * beside:
+        return False
+    return not any(all_solve(study, [r]) for r in records)
+
+
+def unsolved(study: Study, arms: Sequence[Arm]) -> list[Arm]:
+    """The arms, all unresolved where no seed of any solved the task: it then tells nothing."""
+    if study.measure.solved is None or any(a.solved for a in arms):
+        return list(arms)
+    why = "solved by no seed, nor is any other: ask with more tokens, or an easier task"
+    return [replace(a, unresolved=a.unresolved or why) for a in arms]
 
 
 def arms_of(study: Study, swept: Swept, data: Data) -> list[Arm]:
@@ -239,12 +268,17 @@ def _verdict(
         size = f"{abs(c.difference):.3g} ± {c.half_width:.2g}"
         told = (c.difference, c.half_width)
     if measure.solved is not None:
-        size += " in the share of seeds that solve it"
+        size += (" in the share of seeds that solve it "
+                 f"({a.solved} of {len(a.seeds)}, {b.solved} of {len(b.seeds)})")  # fmt: skip
     if p < LEVEL:
         text = f"{a.shape} {measure.word} than {b.shape} by {size}"
         return Verdict(a.shape, b.shape, "better", text, *told, p)
     if measure.solved is not None:
         most, one, other = SEEDS_OF_SHARES, _share(a), _share(b)
+        if one == other == 1:
+            text = (f"{a.shape} and {b.shape}: not separated (every seed of both solves it; a "
+                    "harder task may tell them apart)")  # fmt: skip
+            return Verdict(a.shape, b.shape, "not separated", text, *told, p)
         needed = stats.seeds_needed_for_shares(one, other, tests, most)
     else:
         most = SEEDS
