@@ -6,6 +6,7 @@ import pathlib
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 
 import msgspec
@@ -266,6 +267,19 @@ def test_a_group_that_is_too_slow_is_stopped_and_says_how_slow(tmp_path):
     assert found.slow > 2
     assert not found.records
     assert not any(tmp_path.glob(f"s/{store.STATES}/*"))
+
+
+def test_a_group_without_which_there_is_no_answer_is_begun_while_there_is_time(tmp_path):
+    """A pace that was measured beside other work is no reason to answer nothing."""
+    one, runner = study(), Training("cpu")
+    grows = replaced(one, rates=Rates(2, 4.0, 1))
+    job = replaced(job_of(one, runner, tmp_path / "s"), pace=Pace(0.0, 100.0, 0.0),
+                   until=time.time() + 60)  # fmt: skip
+    found = run_shape((grows, runner), job)
+    assert len(found.records) == 6
+    assert len(found.rates) == 2, "one that would make the grid wider is not begun"
+    late = replaced(job, until=time.time() - 1, folder=str(tmp_path / "l"))
+    assert run_shape((grows, runner), late).stopped
 
 
 class Often(Training):
