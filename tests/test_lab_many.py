@@ -154,12 +154,12 @@ def test_seeds_of_one_shape_are_trained_at_once_as_they_are_typed(tmp_path):
              "--device", "cpu", "--json"]  # fmt: skip
     typed = [*words, "--seed", "3", "--seeds", "3", "--out", str(tmp_path / "r")]
     found, again = (
-        json.loads(CliRunner().invoke(group, ["lab", "train", *typed]).output)["runs"]
+        json.loads(CliRunner().invoke(group, ["lab", "train", *typed]).stdout)["runs"]
         for _ in range(2)
     )
     assert [(r["seed"], r["members"]) for r in found] == [(3, 3), (4, 3), (5, 3)]
     assert [r["loss"] for r in again] == [r["loss"] for r in found]
-    lone = json.loads(CliRunner().invoke(group, ["lab", "train", *words, "--seed", "4"]).output)
+    lone = json.loads(CliRunner().invoke(group, ["lab", "train", *words, "--seed", "4"]).stdout)
     assert lone["loss"] == pytest.approx(found[1]["loss"], abs=1e-4)
     kept = run_folder.saved(tmp_path / "r" / "seed-4")
     assert len(kept["progress"]["losses"]) == 8
