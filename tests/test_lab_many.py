@@ -6,6 +6,7 @@ import pathlib
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 
 import msgspec
@@ -153,12 +154,12 @@ def test_seeds_of_one_shape_are_trained_at_once_as_they_are_typed(tmp_path):
              "--device", "cpu", "--json"]  # fmt: skip
     typed = [*words, "--seed", "3", "--seeds", "3", "--out", str(tmp_path / "r")]
     found, again = (
-        json.loads(CliRunner().invoke(group, ["lab", "train", *typed]).output)["runs"]
+        json.loads(CliRunner().invoke(group, ["lab", "train", *typed]).stdout)["runs"]
         for _ in range(2)
     )
     assert [(r["seed"], r["members"]) for r in found] == [(3, 3), (4, 3), (5, 3)]
     assert [r["loss"] for r in again] == [r["loss"] for r in found]
-    lone = json.loads(CliRunner().invoke(group, ["lab", "train", *words, "--seed", "4"]).output)
+    lone = json.loads(CliRunner().invoke(group, ["lab", "train", *words, "--seed", "4"]).stdout)
     assert lone["loss"] == pytest.approx(found[1]["loss"], abs=1e-4)
     kept = run_folder.saved(tmp_path / "r" / "seed-4")
     assert len(kept["progress"]["losses"]) == 8
@@ -266,6 +267,19 @@ def test_a_group_that_is_too_slow_is_stopped_and_says_how_slow(tmp_path):
     assert found.slow > 2
     assert not found.records
     assert not any(tmp_path.glob(f"s/{store.STATES}/*"))
+
+
+def test_a_group_without_which_there_is_no_answer_is_begun_while_there_is_time(tmp_path):
+    """A pace that was measured beside other work is no reason to answer nothing."""
+    one, runner = study(), Training("cpu")
+    grows = replaced(one, rates=Rates(2, 4.0, 1))
+    job = replaced(job_of(one, runner, tmp_path / "s"), pace=Pace(0.0, 100.0, 0.0),
+                   until=time.time() + 60)  # fmt: skip
+    found = run_shape((grows, runner), job)
+    assert len(found.records) == 6
+    assert len(found.rates) == 2, "one that would make the grid wider is not begun"
+    late = replaced(job, until=time.time() - 1, folder=str(tmp_path / "l"))
+    assert run_shape((grows, runner), late).stopped
 
 
 class Often(Training):

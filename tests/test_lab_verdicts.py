@@ -17,7 +17,7 @@ from scantling.lab import stats
 from scantling.lab.match import equal_flops, small
 from scantling.lab.study import Measure, Pace, Rates, Shape, answer, result_json
 from scantling.lab.study.plan import plan
-from scantling.lab.study.verdict import Arm, headline, spread, verdicts
+from scantling.lab.study.verdict import Arm, headline, spread, unsolved, verdicts
 from scantling.messages import use_language
 from scantling.report.lab_html import page
 from scantling.report.lab_text import explained, honest_lines, print_study
@@ -244,6 +244,13 @@ def test_a_task_that_no_seed_solves_says_nothing_of_shapes(ask):
     found = ask(solving(), Guessing(reached=0.5))
     assert [v["kind"] for v in found["verdicts"]] == ["unresolved"]
     assert "L1 solved by no seed, nor is any other: ask with more tokens" in found["headline"]
+
+
+def test_of_a_shape_that_was_not_run_to_the_end_it_is_not_said_that_none_solves_it():
+    none, late = arms(A=(0.2,) * 5, B=(0.2,) * 5)
+    late = replace(late, unresolved="time was up after 0 of 5 seeds")
+    two = [replace(none, solved=0), late]
+    assert unsolved(solving(), two) == two
 
 
 # ---------------------------------------------------------------- learning rates

@@ -79,6 +79,7 @@ def run_shape(shared: tuple[Study, Runner], job: ShapeJob) -> Swept:
     done = one.complete(rates)
     if done is None:
         return Swept(job.shape.name, tuple(one.done), tuple(rates), stopped=True, slow=one.slow)
+    one.grown = True
     for _ in range(study.rates.extend):
         best = best_rate(done)
         edge = at_edge(best, rates)
@@ -110,6 +111,12 @@ class _Sweep:
         self.made: list[Record] = []
         """Those that were not kept."""
         self.slow: float | None = None
+        self.grown = False
+        """Whether all rates that were asked for are done: what is left may be left.
+
+        Without them there is no answer, so that they are begun even where they seem to take too
+        long: a machine that was slow may not stay so, and what a group came to is kept.
+        """
 
     def complete(self, rates: Sequence[float]) -> list[Record] | None:
         """The records of all seeds at some rates; None where the time is up, or it is too slow."""
@@ -129,7 +136,8 @@ class _Sweep:
         kept = [store.kept(self.folder, name) for name in names]
         if all(kept):
             return [record for record in kept if record is not None]
-        if job.until is not None and time.time() > job.until - self._ahead_s(len(trials)):
+        ahead_s = self._ahead_s(len(trials)) if self.grown else 0.0
+        if job.until is not None and time.time() > job.until - ahead_s:
             return None
         here = self.folder.is_dir()  # on another machine the caller keeps them
         state = store.state(self.folder, names) if here and len(trials) > 1 else None

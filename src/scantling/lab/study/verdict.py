@@ -113,7 +113,7 @@ def _as_solved_beyond(
 
 def unsolved(study: Study, arms: Sequence[Arm]) -> list[Arm]:
     """The arms, all unresolved where no seed of any solved the task: it then tells nothing."""
-    if study.measure.solved is None or any(a.solved for a in arms):
+    if study.measure.solved is None or any(a.solved != 0 for a in arms):
         return list(arms)
     why = "solved by no seed, nor is any other: ask with more tokens, or an easier task"
     return [replace(a, unresolved=a.unresolved or why) for a in arms]
