@@ -248,7 +248,7 @@ def test_runs_are_grouped_by_whole_seeds_where_that_is_faster():
     assert isinstance(runner, GroupRunner)
     assert [len(group) for group in groups(trials, 3, runner)] == [12, 12]
     assert [g[0].seed for g in groups(trials, 3, runner)] == [0, 4]
-    assert {len(g) for g in groups([replaced(t, batch=64) for t in trials], 3, runner)} == {1}
+    assert {len(g) for g in groups([replaced(t, batch=256) for t in trials], 3, runner)} == {1}
     experts = vary(shrink(catalog.model("mixtral-8x7b"), 250_000), d_model=16, vocab_size=32)
     assert {len(g) for g in groups([replaced(t, spec=experts) for t in trials], 3, runner)} == {1}
 
