@@ -113,12 +113,17 @@ def _why(s: dict[str, Any]) -> str:
 
 
 def ticks(values: list[float], *, log: bool) -> list[float]:
-    """Values to mark on an axis."""
+    """Values to mark on an axis, three to eight of them.
+
+    Example:
+        >>> [round(v, 2) for v in ticks([1.955, 2.05], log=False)]
+        [1.96, 1.98, 2.0, 2.02, 2.04]
+    """
     low, high = min(values), max(values)
     if log:
         return [low * (high / low) ** (i / 3) for i in range(4)] if high > low else [low]
     step = 10 ** math.floor(math.log10((high - low) or 1.0))
-    step *= next((k for k in (1, 0.5, 0.2) if (high - low) / (step * k) >= 3), 0.2)
+    step *= next((k for k in (2, 1, 0.5, 0.2) if (high - low) / (step * k) >= 3), 0.2)
     first = math.ceil(low / step)
     return [i * step for i in range(first, math.floor(high / step) + 1)]
 
