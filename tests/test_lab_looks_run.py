@@ -88,7 +88,7 @@ def test_at_the_trained_length_nothing_is_stretched_by_length_nor_by_dynamic():
     arms, *_ = looked("rope-scaling")
     assert len(arms) == 8
     plain = arms["none"]
-    for name in ("dynamic NTK", "linear by length", "YaRN, factor by length"):
+    for name in ("dynamic NTK", "linear by length", "YaRN by length"):
         assert arms[name]["x1"] == plain["x1"]
     for name in ("linear", "NTK", "YaRN"):
         assert arms[name]["x1"] != plain["x1"]
