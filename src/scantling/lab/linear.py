@@ -11,7 +11,7 @@ from torch.nn import functional
 from scantling.lab.flow import Flow
 from scantling.lab.numerics import Numerics
 from scantling.lab.parts import Fused, Named, Normed, by_head, maybe
-from scantling.lab.recurrent import Convolution, chunks, recurrent_start, unit
+from scantling.lab.recurrent import Convolution, carried, chunks, recurrent_start, unit
 from scantling.spec import KimiDelta, LinearAttention
 
 if TYPE_CHECKING:
@@ -173,11 +173,4 @@ def channel_delta_rule(
     u, read = inverse @ vb, inverse @ (kb * sums.exp())
     q, k = q * sums.exp(), k * (sums[..., -1:, :] - sums).exp()
     kept = sums[..., -1, :].exp()[..., None]
-    state = k.new_zeros(*k.shape[:2], k.shape[-1], u.shape[-1])
-    out = []
-    for i in range(k.shape[2]):
-        new = u[:, :, i] - read[:, :, i] @ state
-        out.append(q[:, :, i] @ state + scores[:, :, i] @ new)
-        state = state * kept[:, :, i] + k[:, :, i].mT @ new
-    y_BHTv = torch.cat(out, 2)
-    return y_BHTv.transpose(1, 2)[:, :length]
+    return carried(q, k, u, read, scores, kept)[:, :length]

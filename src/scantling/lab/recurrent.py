@@ -239,11 +239,24 @@ def delta_rule(
     u, read = both.split([vb.shape[-1], k.shape[-1]], -1)
     q, k = q * grown, k * (sums[..., -1:] - sums).exp()[..., None]
     kept = sums[..., -1].exp()[..., None, None]
+    return carried(q, k, u, read, scores, kept)[:, :length]
+
+
+def carried(q: Tensor, k: Tensor, u: Tensor, read: Tensor, scores: Tensor, kept: Tensor) -> Tensor:
+    """What a delta rule puts out, from chunk to chunk: B × T × H × v.
+
+    Args:
+        q: Queries, grown by what their chunk keeps, B × H × c × l × k.
+        k: Keys, by what is left of them at the end of their chunk.
+        u: Values to write, if the state were empty, B × H × c × l × v.
+        read: What is taken off them for each number of the state, B × H × c × l × k.
+        scores: Of the tokens of a chunk with one another, B × H × c × l × l.
+        kept: The share of the state that a chunk keeps, of a head or each of its channels.
+    """
     state = k.new_zeros(*k.shape[:2], k.shape[-1], u.shape[-1])
     out = []
     for i in range(k.shape[2]):
         new = u[:, :, i] - read[:, :, i] @ state
         out.append(q[:, :, i] @ state + scores[:, :, i] @ new)
         state = state * kept[:, :, i] + k[:, :, i].mT @ new
-    y_BHTv = torch.cat(out, 2)
-    return y_BHTv.transpose(1, 2)[:, :length]
+    return torch.cat(out, 2).transpose(1, 2)
